@@ -604,12 +604,22 @@ class _Gain:
         staggered = (n for n in ast.walk(self.lanes.tree) if id(n) in self.lanes.staggered and not _is_rest(n))
         if any(self._adds_apart(ast.walk(node)) or self._only_stores_apart(ast.walk(node)) for node in staggered):
             return 0  # what each does by itself, and waits for, is not made up for by the loops within
-        gained = [self._of_loop(node) for node in self._loops(self.lanes.tree.body)]
-        return min(gained, default=0)
+        return min(map(self._of_loop, self._telling(self.lanes.tree.body)), default=0)
+
+    def _telling(self, body: Sequence[ast.stmt]) -> list[Any]:
+        """Return the loops of `_loops` that may gain or lose: others, such as one that fills a lane's own array, do neither."""
+        return [
+            node
+            for node in self._loops(body)
+            if self._is_chained(node) or self._elements([*ast.walk(node)]) or self._calls_serial(ast.walk(node))
+        ]
+
+    def _calls_serial(self, nodes: Iterable[ast.AST]) -> bool:
+        return any(self.is_serial(node) for node in nodes if isinstance(node, ast.Call))
 
     def _of_loop(self, node: Any) -> int:
         inner = list(ast.walk(node))
-        if any(self.is_serial(call) for call in inner if isinstance(call, ast.Call)):
+        if self._calls_serial(inner):
             return 0
         chained, elements = self._is_chained(node), self._elements(inner)
         apart = [part for part in elements if not self._is_beside(part)]
@@ -671,9 +681,7 @@ class _Gain:
             elif (
                 isinstance(part, ast.For | ast.While) and lanes.varies(part) and not undoes(part) and not _is_rest(part)
             ):
-                # What only goes through a lane's own arrays tells nothing of the loop around it.
-                inner = [n for n in self._loops(part.body) if self._is_chained(n) or self._elements([*ast.walk(n)])]
-                yield from inner or ([part] if _trips(part) > _FEW_TRIPS else [])
+                yield from self._telling(part.body) or ([part] if _trips(part) > _FEW_TRIPS else [])
 
     def _is_beside(self, node: ast.Subscript) -> bool:
         """Tell whether lanes find an element side by side, or the same one."""

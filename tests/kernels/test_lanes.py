@@ -516,15 +516,28 @@ def many_trips_of_a_local_array(x, y, n):
     y[i] = s
 
 
-@pytest.mark.parametrize(("function", "wide"), [(chain, 64), (uniform_breaks, 64), (many_trips_of_a_local_array, 64)])
-def test_threads_run_together_where_that_is_faster(function, wide):
+def filled_before(x, y, n):
+    """What fills a thread's own array tells nothing of the loop after it."""
+    a, b = nb.tid()
+    i = a + b
+    kept = cuda.local.array(32, float64)
+    for k in range(32):
+        kept[k] = 0.5 * k
+    s = x[i]
+    for k in range(n):
+        s = s * 0.5 + kept[k % 32] * x[i]
+    y[i] = s
+
+
+@pytest.mark.parametrize("function", [chain, uniform_breaks, many_trips_of_a_local_array, filled_before])
+def test_threads_run_together_where_that_is_faster(function):
     kernel = nb.kernel(function)
     values = [floats(4000), floats(4000), TRIPS]
-    assert widths(kernel, values) == {function.__name__: wide}
+    assert widths(kernel, values) == {function.__name__: 64}
     alone = nb.kernel(simd=False)(function)
     assert not widths(alone, values)
     # Threads that run together are not shared out to different workers.
-    assert [k.explain(*values).variant.grain % (1 << GRAIN_PIECES) for k in (kernel, alone)] == [wide, 1]
+    assert [k.explain(*values).variant.grain % (1 << GRAIN_PIECES) for k in (kernel, alone)] == [64, 1]
 
 
 @nb.func
