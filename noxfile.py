@@ -116,6 +116,12 @@ def jax_fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def torch_fuzz(session: nox.Session) -> None:
+    """Check 3,000 random programs of PyTorch with operators, and as many in transforms; another number may follow ``--``."""
+    run_random_tests(session, "NUMBRIDGE_TORCH_PROGRAMS", 3000, "tests/interop/operators/test_random_torch.py")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def paddle_fuzz(session: nox.Session) -> None:
     """Check 2,000 random programs of Paddle with operators, and a sixth of that compiled; another number may follow ``--``."""
     session.env["NUMBRIDGE_PADDLE_PROGRAMS"] = session.posargs[0] if session.posargs else "2000"

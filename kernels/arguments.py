@@ -156,6 +156,10 @@ def _check(kernel: Kernel, parameter: Parameter, argument: Any, found: Descripti
     """Check one argument; return the type that it is bound to, or None for a Python number, which is weak."""
     where = f"kernel {kernel.name!r}, parameter {kernel.label(parameter.name)!r}"
     if found.is_element or isinstance(parameter.annotation, ElementAnnotation):
+        if not found.is_element and (found.kind == 0 or found.has(nb.UNSURE)):
+            why = unreadable(argument)
+            if isinstance(why, BufferAccessError):  # it may be what is wanted, if somebody could read it
+                raise _located(where, why)
         return check_value(where, parameter.annotation, argument, found)
     if found.kind == 0 and isinstance(parameter.annotation, ScalarAnnotation) and isinstance(argument, str | None):
         raise NumbridgeTypeError(

@@ -111,6 +111,15 @@ def test_torch_components_that_lie_apart():
         torch.testing.assert_close(got, torch.stack([function(*[x[..., k] for x in rows]) for k in range(2)]))
 
 
+def test_a_vector_whose_sign_is_yet_to_be_computed():
+    m, v, t = given(torch.from_numpy)
+    values = [x.requires_grad_() for x in (m, v, torch._neg_view(-t))]
+    got, wanted = squares((values, torch_ops[0](*values, 2.0))), squares((values, in_torch(*values, 2.0)))
+    torch.testing.assert_close(got, wanted)
+    with pytest.raises(nb.BufferAccessError, match=r"'t'.*lazily negated.*resolve_neg"):
+        nb.launch(turned, N, [m, v, torch._neg_view(-t), 2.0, torch.zeros_like(v), torch.zeros(N, dtype=torch.float64)])
+
+
 def test_paddle_components_that_lie_apart():
     """Paddle makes them contiguous itself only where a gradient is wanted."""
     arrays, op = given(np.asarray), nb.paddle_op(turned, ["out", "size"])

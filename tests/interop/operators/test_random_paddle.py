@@ -10,12 +10,12 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_kernels import Twins, operators
-from paddle_programs import PaddleWriter, weights
+import numbridge as nb
+from operator_kernels import operators
+from paddle_programs import PADDLE, TWINS
+from tensor_programs import TensorWriter, are_close, is_comparable, weights
 
 PROGRAMS = int(os.environ.get("NUMBRIDGE_PADDLE_PROGRAMS", "48"))
-TOLERANCES = {"float64": 1e-9, "float32": 2e-3}
-LARGE = 1e6
 # What Paddle raises where it does not have a combination itself
 OF_PADDLE = RuntimeError, ValueError, TypeError, NotImplementedError, IndexError, OSError, SystemError
 EAGER = "call", "backward", "grad", "grad_some", "grad_again", "second"
@@ -27,7 +27,7 @@ def operators_of():
 
     def get(real):
         if real not in made:
-            made[real] = operators(np.dtype(real).type)
+            made[real] = operators(nb.paddle_op, np.dtype(real).type)
         return made[real]
 
     return get
@@ -88,23 +88,6 @@ def shown(results):
     return [None if r is None else r if isinstance(r, np.ndarray) else r.numpy() for r in results]
 
 
-def is_close(one, other, tolerance):
-    if one is None or other is None:
-        # Of what nothing depends on a layer says zero, and Paddle's own operations say nothing.
-        return all(r is None or not r.any() for r in (one, other))
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(np.abs(one.astype(float) - other).max(initial=0) <= tolerance * (1 + np.abs(other).max(initial=0)))
-
-
-def are_close(one, other, tolerance):
-    return len(one) == len(other) and all(is_close(a, b, tolerance) for a, b in zip(one, other, strict=True))
-
-
-def is_comparable(results):
-    return all(r is None or (np.isfinite(r).all() and np.abs(r).max(initial=0) < LARGE) for r in results)
-
-
 def by_paddle(use, twin, program, number, seed):
     """Return what Paddle's own operations make of a program, or why nothing can be compared with it."""
     try:
@@ -112,16 +95,16 @@ def by_paddle(use, twin, program, number, seed):
     except OF_PADDLE as error:
         # Paddle itself does not have that combination.
         return None, type(error).__name__
-    return wanted, None if is_comparable(wanted) else "large"
+    return wanted, None if is_comparable(wanted, program.real) else "large"
 
 
 def check_eager(number, operators_of):
     choices = random.Random(number)
     real = choices.choice(("float64", "float64", "float32"))
     budget = choices.choice((2, 4, 8, 12))
-    program = PaddleWriter(choices.randrange, real, True, budget).program(f"<eager {number}>")
+    program = TensorWriter(PADDLE, choices.randrange, real, budget=budget).program(f"<eager {number}>")
     use, seed = choices.choice(EAGER), choices.random()
-    with_operators, twin = program.function(operators_of(real)), program.function(Twins())
+    with_operators, twin = program.function(operators_of(real)), program.function(TWINS)
     wanted, why_not = by_paddle(use, twin, program, number, seed)
     if why_not:
         return why_not
@@ -129,13 +112,8 @@ def check_eager(number, operators_of):
         got = shown(used(use, with_operators, arguments(program, number, random.Random(seed))))
     except Exception as error:
         raise AssertionError(f"{use}: {type(error).__name__}: {error}\n{program}") from error
-    assert are_close(got, wanted, tolerance(program)), f"{use}: {got} is not {wanted}\n{program}"
+    assert are_close(got, wanted, program.tolerance), f"{use}: {got} is not {wanted}\n{program}"
     return None
-
-
-def tolerance(program):
-    # Gradients by an argument of float32 are rounded to that.
-    return TOLERANCES["float32" if "K.mixed" in program.text else program.real]
 
 
 def compiled(function, program, choices):
@@ -154,9 +132,9 @@ def check_compiled(number, operators_of):
     choices = random.Random(number)
     real = choices.choice(("float64", "float64", "float32"))
     budget = choices.choice((2, 4, 6))
-    program = PaddleWriter(choices.randrange, real, False, budget).program(f"<compiled {number}>")
+    program = TensorWriter(PADDLE, choices.randrange, real, (), budget).program(f"<compiled {number}>")
     use, seed = choices.choice(("call", "backward", "backward", "grad")), choices.random()
-    twin = program.function(Twins())
+    twin = program.function(TWINS)
     wanted, why_not = by_paddle(use, twin, program, number, seed)
     if why_not:
         return why_not
@@ -170,11 +148,11 @@ def check_compiled(number, operators_of):
 
     try:
         got = tried(program.function(operators_of(real)))
-        assert are_close(got, wanted, tolerance(program)), f"{use}: {got} is not {wanted}\n{program}"
+        assert are_close(got, wanted, program.tolerance), f"{use}: {got} is not {wanted}\n{program}"
     except Exception as error:
         # Paddle compiles not all of its own operations rightly.
         try:
-            if not are_close(tried(twin), wanted, tolerance(program)):
+            if not are_close(tried(twin), wanted, program.tolerance):
                 return "paddle"
         except OF_PADDLE as of_paddle:
             return f"paddle: {type(of_paddle).__name__}"

@@ -319,6 +319,26 @@ def test_batches_of_what_is_changed_in_place(dims):
     assert torch.equal(total, wanted) and torch.equal(doubled, 2 * wanted)
 
 
+def changed_too_late(x):
+    """Change what the derivative of a product needs, after the product."""
+    factor = x.detach().clone()
+    made = cube(factor, x)
+    double(factor)
+    return made.sum()
+
+
+def test_what_is_saved_in_a_transform_and_then_changed_is_noticed():
+    rows, text = torch.stack([X, W]), "modified by an inplace operation"
+    with pytest.raises(RuntimeError, match=text):
+        torch.func.grad(changed_too_late)(X)
+    with pytest.raises(RuntimeError, match=text):
+        torch.func.vjp(changed_too_late, X)[1](torch.ones((), dtype=DOUBLE))
+    with pytest.raises(RuntimeError, match=text):
+        torch.func.vmap(torch.func.grad(changed_too_late))(rows)
+    with pytest.raises(RuntimeError, match=text):
+        torch.func.grad(lambda x: torch.func.vmap(changed_too_late)(x).sum())(rows)
+
+
 def test_batches_of_batches_and_of_no_rows_in_place():
     rows = torch.arange(24.0, dtype=DOUBLE).reshape(2, 3, 4)
     assert torch.equal(torch.vmap(torch.vmap(lambda x: after(x, x * 0)))(rows), rows)

@@ -1,18 +1,17 @@
-"""Kernels of many kinds as operators of Paddle, for random programs, and of each a twin in Paddle's own operations."""
+"""Kernels of many kinds as operators, for random programs, and of each a twin in the framework's own operations."""
 
 import math
 from types import SimpleNamespace
 
 import numpy as np
-import paddle
 
 import numbridge as nb
 
 BINS = 4
 
 
-def operators(real):
-    """Return operators for a floating type, by name."""
+def operators(op, real):
+    """Return operators that `op` makes, ``torch_op`` or ``paddle_op``, for a floating type, by name."""
     vec3 = nb.vector(3, real)
 
     @nb.kernel
@@ -108,7 +107,6 @@ def operators(real):
         i = nb.tid()
         out[i] += x[i] * x[i]
 
-    op = nb.paddle_op
     return SimpleNamespace(
         waves=op(waves, "out"),
         pair=op(pair, ["p", "q"]),
@@ -140,37 +138,42 @@ def operators(real):
 
 
 class Twins:
-    """The same of Paddle's own operations."""
+    """The same of a framework's own operations, which bear the same names in both; `cast` converts a tensor to a dtype."""
+
+    def __init__(self, framework, cast):
+        self.framework = framework
+        self.cast = cast
 
     def waves(self, x, y):
-        return paddle.sin(x) * y + x
+        return self.framework.sin(x) * y + x
 
     def pair(self, x, w):
-        return x * x * w, paddle.cos(w) - x
+        return x * x * w, self.framework.cos(w) - x
 
     def scaled(self, x, a, k):
         return a * x + k * x * x
 
     def mixed(self, x, u):
-        return x * u.astype(x.dtype)
+        return x * self.cast(u, x.dtype)
 
     def masked(self, x, b):
-        return x * x * b.astype(x.dtype)
+        return x * x * self.cast(b, x.dtype)
 
     def gathered(self, x, places):
         # Row i - 1 of the same array; the launch is as long as the places.
-        count = places.shape[0]
-        return 2.0 * paddle.gather(x, places) + paddle.concat([x[-1:], x[:-1]])[:count]
+        before = self.framework.concat([x[-1:], x[:-1]])[: places.shape[0]]
+        return 2.0 * x[places] + before
 
     def scattered(self, x, places):
-        return ((x * x).unsqueeze(1) * paddle.nn.functional.one_hot(places, BINS).astype(x.dtype)).sum(0)
+        shares = self.framework.nn.functional.one_hot(places, BINS)
+        return ((x * x).unsqueeze(1) * self.cast(shares, x.dtype)).sum(0)
 
     def parted(self, x):
-        whole = paddle.floor(2.0 * x.detach()).astype("int32")
-        return whole, 2.0 * x - whole.astype(x.dtype)
+        whole = self.cast(self.framework.floor(2.0 * x.detach()), self.framework.int32)
+        return whole, 2.0 * x - self.cast(whole, x.dtype)
 
     def left_alone(self, x, unused):
-        return 3.0 * x + 0.0 * unused
+        return 3.0 * x + 0.0 * unused.sum()
 
     def row_sums(self, x):
         return (x * x).sum(1)
@@ -184,15 +187,15 @@ class Twins:
     def relaxed(self, x):
         rows = [x[0]]
         for t in range(1, x.shape[0]):
-            rows.append(paddle.tanh(rows[-1]) * x[t] + 0.5 * rows[-1])
-        return paddle.stack(rows)
+            rows.append(self.framework.tanh(rows[-1]) * x[t] + 0.5 * rows[-1])
+        return self.framework.stack(rows)
 
     def lengths(self, x):
-        return paddle.sqrt((x * x).sum(1) + 1.0)
+        return self.framework.sqrt((x * x).sum(1) + 1.0)
 
     def turned(self, x, by):
         (a, b, c), (d, e, f) = (x[:, 0], x[:, 1], x[:, 2]), (by[0], by[1], by[2])
-        return paddle.stack([b * f - c * e, c * d - a * f, a * e - b * d], 1) + x
+        return self.framework.stack([b * f - c * e, c * d - a * f, a * e - b * d], 1) + x
 
     def summed(self, planes, number):
         return planes[0] * planes[1] * number
