@@ -185,7 +185,7 @@ def named(function: Any, name: str) -> Any:
 
 
 def quick_way(
-    launches: Launches, general: Callable[..., list[Any]], otherwise: Callable[[Sequence[Any]], Any]
+    launches: Launches, general: Callable[..., list[Any]] | None, otherwise: Callable[[Sequence[Any]], Any]
 ) -> Callable[[Sequence[Any]], Any]:
     """Return a function of an operator's inputs that returns its outputs with their gradients; it is not to be traced.
 
@@ -194,7 +194,8 @@ def quick_way(
     launches : Launches
         What runs.
     general : callable
-        ``general(inputs, grads, wanted)`` returns the gradients by all inputs as the operator's own derivative does.
+        ``general(inputs, grads, wanted)`` returns the gradients by all inputs as the operator's own derivative does; None for an
+        operator that has none, since it changes its inputs.
     otherwise : callable
         Called with the inputs instead, where more than autograd looks on, or for unusual tensors and tuples.
     """
@@ -205,8 +206,15 @@ def quick_way(
     peek, dispatching = state._functorch.peek_interpreter_stack, state._len_torch_dispatch_stack
     overriding, casting, tracing = state._len_torch_function_stack, state._is_any_autocast_enabled, state._is_tracing
     plain, parameter, tracked, run = torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled, launches.run
-    special = (plain, tuple)
-    apply = _function(launches, general)
+    usual = (float, int, bool)
+    special: tuple[Any, ...] = (plain, tuple)
+    if general is not None:
+        apply = _function(launches, general)
+    else:
+        special = (object,)  # what is no tensor of torch's is not to be changed
+
+        def apply(*values: Any) -> Any:
+            return otherwise(values)
 
     def call(values: Sequence[Any]) -> Any:
         requires_grad = False
@@ -215,7 +223,7 @@ def quick_way(
             if kind is plain or kind is parameter:
                 if value.requires_grad:
                     requires_grad = True
-            elif isinstance(value, special):
+            elif kind not in usual and isinstance(value, special):
                 return otherwise(values)
         if (
             dispatching()
@@ -235,7 +243,7 @@ def quick_way(
             if any(map(_is_left_to_torch, values)):
                 return otherwise(values)
             raise
-        return made[0] if len(made) == 1 else tuple(made)
+        return made[0] if len(made) == 1 else tuple(made) or None
 
     return call
 

@@ -114,6 +114,8 @@ class TorchOp(KernelOp):
         if self._is_differentiable:
             self._operators.cast()
             self._quick = quick_way(launches, self._operators.gradients, self._otherwise)
+        else:
+            self._quick = quick_way(launches, None, self._in_place)
         self.made_by(torch_op, *plan.arguments, self._operators.name, plan.block_dim)
 
     def __call__(self, *values: Any, **named: Any) -> Any:
@@ -126,10 +128,10 @@ class TorchOp(KernelOp):
             places = self.plan.tensors_as_numbers(self._called, values, self._tensor)
             if places:
                 return self._in_another(places, values)
-        if not self._is_differentiable:
-            return self._in_place(values)
         if self._is_compiling():
-            return self._in_graph(values)
+            return self._in_graph(values) if self._is_differentiable else self._in_place(values)
+        if not self._is_differentiable:
+            return self._quick(values)
         try:
             return self._quick(values)
         except (TypeError, AttributeError, ValueError, RuntimeError):

@@ -79,7 +79,6 @@ class Operator:
             )
         else:
             self._library.impl(self.name, self._refuse_gradients, "Autograd", with_keyset=True)
-            self._library.impl(self.name, self._count_changes, "ADInplaceOrView", with_keyset=True)
             torch.library.register_vmap(self.op.name(), self._batch_in_place, lib=self._library)
 
     def _refuse_gradients(self, keys: Any, *values: Any) -> Any:
@@ -100,21 +99,13 @@ class Operator:
                 f"operator {name} writes to {', '.join(self._mutated)}, of which a sign or conjugate is yet to be computed; pass "
                 "tensor.resolve_neg() or tensor.resolve_conj(), which are copies"
             )
+        # The launch counts up the versions of tensors that have memory. Those around them, which transforms make, have versions of
+        # their own, by which autograd notices that what it has saved is not what it was.
+        for value in written:
+            if torch._C._functorch.is_functorch_wrapped_tensor(value):
+                torch.autograd.graph.increment_version(value)
         with torch._C._AutoDispatchBelowAutograd():
             return self.op.redispatch(keys & torch._C._after_autograd_keyset, *values)
-
-    def _count_changes(self, keys: Any, *values: Any) -> Any:
-        """Run an operator, and count the versions up of what it writes.
-
-        The launch counts those of the tensors that have memory. Those around them, which transforms make, have versions of their
-        own, by which autograd notices that what it has saved is not what it was.
-        """
-        import torch
-
-        for name, value in zip(self.level.inputs, values, strict=True):
-            if name in self._mutated:
-                torch.autograd.graph.increment_version(value)
-        return self.op.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *values)
 
     def _batch_in_place(self, info: Any, in_dims: Any, *values: Any) -> Any:
         """Run an operator that writes to some of a batch's inputs, row by row."""
