@@ -1,5 +1,6 @@
 """Kernels of many kinds as functions of JAX, for random programs, and of each a twin in jax.numpy that computes the same."""
 
+import cmath
 import math
 from types import SimpleNamespace
 
@@ -20,6 +21,22 @@ def squared(x):
 
 
 squared_func = nb.func(squared)
+RECORD = np.dtype([("x", np.float32), ("n", np.int32)])
+
+
+def as_records(x, n):
+    """Return records as JAX has them, which are bytes."""
+    return jnp.concatenate(
+        [jax.lax.bitcast_convert_type(a, jnp.uint8) for a in (x.astype(jnp.float32), n.astype(jnp.int32))], -1
+    )
+
+
+def fields(records):
+    """Return the fields of records that are bytes."""
+    return (
+        jax.lax.bitcast_convert_type(records[..., :4], jnp.float32),
+        jax.lax.bitcast_convert_type(records[..., 4:], jnp.int32),
+    )
 
 
 def kernels(real, complex_):
@@ -186,6 +203,46 @@ def kernels(real, complex_):
         out[i] = x[i] * y[i].conjugate() + 0.3 * x[i]
 
     @nb.kernel
+    def complex_changed(x: nb.array(dtype=complex_), c: complex_, y: nb.array(dtype=complex_)):
+        i = nb.tid()
+        y[i] = 0.5 * x[i] * y[i] + c * cmath.exp(0.3j * y[i])
+
+    @nb.kernel
+    def complex_lengths(x: nb.array(dtype=complex_), out: nb.array(dtype=real)):
+        i = nb.tid()
+        out[i] = math.sqrt(1.0 + (x[i] * x[i].conjugate()).real) - 0.2 * x[i].imag
+
+    @nb.kernel
+    def turning(x: nb.array(dtype=real), out: nb.array(dtype=complex_)):
+        i = nb.tid()
+        out[i] = cmath.exp(1j * x[i]) * x[0]
+
+    @nb.kernel
+    def whole_numbers(a, b, out):
+        """Of integers of any one type."""
+        i = nb.tid()
+        out[i] = a[i] * b[i] - (a[i] & 3) + max(a[i], b[i])
+
+    @nb.kernel
+    def whole_sums(a, b, out):
+        i = nb.tid()
+        nb.atomic_add(out, i % 2, a[i] * b[i] + (a[i] >> 1))
+
+    @nb.kernel
+    def weighted(a: nb.array(), x: nb.array(dtype=real), out: nb.array(dtype=real)):
+        """The weights are integers or truth values of any type."""
+        i = nb.tid()
+        out[i] = x[i] * (a[i] % 3) + 0.2 * math.sin(x[i])
+
+    @nb.kernel
+    def moved_records(by: nb.array(dtype=real), records: nb.array(dtype=RECORD), out: nb.array(dtype=nb.int32)):
+        i = nb.tid()
+        records[i].x = records[i].x * 0.5 + by[i]
+        if records[i].n % 2 == 0:
+            records[i].n += 3
+        out[i] = records[i].n % 5
+
+    @nb.kernel
     def filled(s: number, n: int, out: nb.array(dtype=real)):
         i = nb.tid()
         out[i] = math.sin(s * (i + 1)) + 0.1 * (n % 3)
@@ -295,6 +352,13 @@ def kernels(real, complex_):
         divided=made(divided, 2, **grad),
         masked=made(masked, launch_dims=lambda mask, *_: mask.shape, **grad),
         complex_product=made(complex_product, **grad),
+        complex_changed=made(complex_changed, 1, in_out_argnames=["y"], **grad),
+        complex_lengths=made(complex_lengths, **grad),
+        turning=made(turning, **grad),
+        whole_numbers=made(whole_numbers),
+        whole_sums=made(whole_sums, output_dims=2),
+        weighted=made(weighted, **grad),
+        moved_records=made(moved_records, 2, in_out_argnames=["records"]),
         filled=made(filled, launch_dims=4, **grad),
         widened=made(widened, **grad),
         narrowed=made(narrowed, **grad),
@@ -453,6 +517,37 @@ class Twins:
     @staticmethod
     def _complex_product(x, y):
         return (x * jnp.conj(y) + 0.3 * x,)
+
+    @staticmethod
+    def _complex_changed(x, c, y):
+        return (0.5 * x * y + jnp.asarray(c, x.dtype) * jnp.exp(0.3j * y),)
+
+    @staticmethod
+    def _complex_lengths(x):
+        return (jnp.sqrt(1.0 + x.real * x.real + x.imag * x.imag) - 0.2 * x.imag,)
+
+    @staticmethod
+    def _turning(x):
+        return (jnp.exp(1j * x) * x[:1],)
+
+    @staticmethod
+    def _whole_numbers(a, b):
+        return (a * b - (a & 3) + jnp.maximum(a, b),)
+
+    @staticmethod
+    def _whole_sums(a, b):
+        even, made = jnp.arange(a.shape[0]) % 2 == 0, a * b + (a >> 1)
+        return (jnp.stack([jnp.where(even, made, 0).sum(dtype=a.dtype), jnp.where(even, 0, made).sum(dtype=a.dtype)]),)
+
+    @staticmethod
+    def _weighted(a, x):
+        return (x * (a % 3).astype(x.dtype) + 0.2 * jnp.sin(x),)
+
+    @staticmethod
+    def _moved_records(by, records):
+        x, n = fields(records)
+        n = jnp.where(n % 2 == 0, n + 3, n)
+        return as_records(x * 0.5 + by, n), n % 5
 
     @staticmethod
     def _filled(s, n):

@@ -156,10 +156,11 @@ IN_OUT = "x", "y", "m"
 
 @dataclass
 class Function:
-    """A function's text, and which of its inputs it changes."""
+    """A function's text, which of its inputs it changes, and whether a launch reads what another of its threads may write."""
 
     text: str
     in_out: list[str]
+    is_aliased: bool
 
     def made(self, **names: Any) -> Any:
         annotations = {
@@ -179,7 +180,7 @@ class Function:
 def of_numbridge(function: Function, kernels: Any, mode: nb.GraphMode, options: dict[str, Any]) -> Any:
     """Return a function as one of JAX."""
     count = len(OUTPUTS) + len(function.in_out)
-    options = {"output_dims": OUTPUTS, "in_out_argnames": function.in_out, "enable_backward": True, **options}
+    options = {"output_dims": OUTPUTS, "in_out_argnames": function.in_out, **options}
     made = function.made(nb=nb, kernels=SimpleNamespace(**kernels.raw))
     return nb.jax_callable(made, count, mode, **options)
 
@@ -206,12 +207,14 @@ class LaunchWriter:
     lines: list[str] = field(default_factory=list)
     arrays: dict[str, Any] = field(default_factory=dict)
     writable: list[str] = field(default_factory=list)
+    is_aliased: bool = False
 
     def one_of(self, things: Any) -> Any:
         return things[self.pick(len(things))]
 
     def value(self, text: str) -> Any:
-        return eval(text, {"nb": None}, self.arrays)
+        # NumPy's copies
+        return eval(text.replace("flatten", "ravel"), {"nb": None}, self.arrays)
 
     def size(self) -> int:
         return self.one_of((4, 3, 4, 2))
@@ -288,6 +291,8 @@ class LaunchWriter:
         roots = [a.split("[")[0].split(".")[0] for a in written]
         if len(set(roots)) < len(roots):
             return False
+        read = [a for a, letter in zip(given, parameters, strict=True) if letter in "vwmt"]
+        self.is_aliased |= any(np.shares_memory(self.value(a), self.value(b)) for a in written for b in read)
         dim = f"({v}, {w})" if name in ("row_sums", "plane", "spread", "turned") else w if name == "recurrence" else v
         if name in POINTWISE and v > 1 and self.pick(4) == 0:
             dim = v - 1
@@ -356,4 +361,4 @@ class LaunchWriter:
             while not self.statement():
                 pass
         head = "def generated(x: Vector, y: Vector, m: Matrix, c: Cube, index: Index, s: D, k: int, out: Matrix, last: Vector):"
-        return Function("\n    ".join([head, *self.lines]) + "\n", in_out)
+        return Function("\n    ".join([head, *self.lines]) + "\n", in_out, self.is_aliased)

@@ -20,6 +20,8 @@ from jax import export
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
+from jax_kernels import as_records, fields
+
 # What JAX raises where it does not have a combination of transformations itself
 SKIPPED = TypeError, ValueError, NotImplementedError, AttributeError, ZeroDivisionError, jax.errors.JaxRuntimeError
 
@@ -63,6 +65,14 @@ def noted(x):
     return x
 
 
+def signs(x, method):
+    """Return integers that Python computes; its thread may not know of 64 bits."""
+    kind = jax.ShapeDtypeStruct(x.shape, np.int32)
+    x = jax.lax.stop_gradient(x)
+    # JAX's partitioner takes no operand that comes straight from a callback.
+    return 1 - jax.pure_callback(lambda x: (np.asarray(x) > 0.1).astype(np.int32), kind, x, vmap_method=method)
+
+
 def as_tree(f):
     """Return a function whose arguments go through `jax.jit` as a tree."""
     inner = jax.jit(lambda tree: f(*tree["given"]))
@@ -91,6 +101,9 @@ NAMES = {
     "saved_dots": saved_dots,
     "sharded": sharded,
     "noted": noted,
+    "signs": signs,
+    "as_records": as_records,
+    "fields": fields,
     "as_tree": as_tree,
     "as_jaxpr": as_jaxpr,
     "checkpoint_name": checkpoint_name,
@@ -98,8 +111,34 @@ NAMES = {
 
 
 USES = ("call", "jit", "grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap", "compiled", "export", "donate")
-USES += ("exported_vjp", "sharded", "threads", "jaxpr", "grad_of_jit", "remat", "grad_some", "vmap_grad", "scan")
-REVERSE = "grad", "vjp", "jacrev", "exported_vjp", "grad_of_jit", "remat", "grad_some", "hessian", "vmap_grad", "scan"
+USES += (
+    "exported_vjp",
+    "sharded",
+    "sharded_grad",
+    "pmap",
+    "disable_jit",
+    "threads",
+    "jaxpr",
+    "grad_of_jit",
+    "remat",
+    "grad_some",
+    "vmap_grad",
+    "scan",
+)
+ON_DEVICES = "sharded", "sharded_grad", "pmap"
+REVERSE = (
+    "grad",
+    "vjp",
+    "jacrev",
+    "exported_vjp",
+    "sharded_grad",
+    "grad_of_jit",
+    "remat",
+    "grad_some",
+    "hessian",
+    "vmap_grad",
+    "scan",
+)
 FORWARD = "jvp", "jacfwd", "hessian"
 
 
@@ -202,12 +241,14 @@ class JaxWriter:
             return self.integers(kind)
         if kind[0] == "b":
             return self.let(kind, f"{self.f(*kind[1])} > {self.one_of(('0.0', '0.2'))}")
-        if kind[0] == "c":
+        if kind[0] == "c" and self.pick(2):
             return self.complex_numbers(kind)
         if self.depth > 0 and self.pick(5) < 3:
             made = self.transformed(kind)
             if made is not None:
                 return made
+        if kind[0] == "c":
+            return self.complex_numbers(kind)
         for _ in range(6):
             made = self.kernel(kind) if self.pick(4) else self.plain(kind)
             if made is not None:
@@ -236,13 +277,42 @@ class JaxWriter:
             self.emit(f"{made[0]}, {made[1]} = K.divided({self.f(*shape)}{self.options()})")
             self.scope += [Var(made[0], ("f", shape), self.level), Var(made[1], kind, self.level)]
             return made[1]
+        if len(shape) == 1 and self.pick(2):
+            return self.whole(*shape)
         if self.pick(2):
-            return self.let(kind, f"jnp.floor(3 * {self.f(*shape)}).astype(jnp.int32)")
+            ways = "jnp.floor(3 * {}).astype(jnp.int32)", "signs({}, 'sequential')", "signs({}, 'expand_dims')"
+            return self.let(kind, self.one_of(ways).format(self.f(*shape)))
         return self.let(kind, self.fallback(kind))
+
+    def integer_type(self) -> str:
+        """Return a type of integers; there are 64 bits in programs of float64 only."""
+        names = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
+        return self.one_of(names + ["int64", "uint64"] * (self.float_type == np.float64))
+
+    def whole(self, n: int) -> str:
+        kind, name = ("i", (n,)), self.integer_type()
+        if self.pick(3) == 0:
+            # There is no derivative by bytes.
+            by = f"jax.lax.stop_gradient({self.f(n)})"
+            text = f"K.moved_records({by}, as_records({self.f(n)}, {self.i(n)}){self.options()})"
+            return self.let(kind, self.one_of((f"{text}[1]", f"fields({text}[0])[1]")))
+        if n == 2 or self.pick(4) == 0:
+            k, wide = self.size(), name if "8" not in name and "16" not in name else "int32"
+            two = f"K.whole_sums({self.i(k)}.astype('{wide}'), {self.i(k)}.astype('{wide}'){self.options()})[0]"
+            return self.let(kind, f"jnp.resize({two}, {n}).astype(jnp.int32)")
+        options = self.options(pointwise=True)
+        pair = f"{self.i(n)}.astype('{name}'), {self.i(n)}.astype('{name}')"
+        return self.let(kind, f"K.whole_numbers({pair}{options})[0].astype(jnp.int32)")
 
     def complex_numbers(self, kind: Type) -> str:
         shape = kind[1]
         if len(shape) == 1 and self.pick(2):
+            if self.pick(4) == 0:
+                return self.let(kind, f"K.turning({self.f(*shape)}{self.options()})[0]")
+            if self.pick(3) == 0:
+                number = f"jax.lax.stop_gradient({self.want(('c', ()))})" if self.pick(2) else "0.3 - 0.2j"
+                text = f"K.complex_changed({self.want(kind)}, {number}, {self.want(kind)}{self.options()})[0]"
+                return self.let(kind, text)
             return self.let(kind, f"K.complex_product({self.want(kind)}, {self.want(kind)}{self.options()})[0]")
         wide = "complex64" if self.float_type == np.float32 else "complex128"
         return self.let(kind, f"jax.lax.complex({self.f(*shape)}, {self.f(*shape)}).astype('{wide}')")
@@ -271,7 +341,7 @@ class JaxWriter:
         return self.let(kind, f"{self.one_of(('jnp.sin', 'jnp.tanh', '0.5 *'))}({self.f(*shape)}) + {self.f(*shape)}")
 
     def is_wide(self) -> bool:
-        """Tell whether there are atomic additions, complex numbers and fused kernels of these floats."""
+        """Tell whether there are atomic additions, complex numbers, gradients of vectors and fused kernels of these floats."""
         return self.float_type in (np.float32, np.float64)
 
     # Kernels
@@ -315,7 +385,7 @@ class JaxWriter:
     def vector(self, n: int) -> str | None:
         kind, o = ("f", (n,)), self.options()
         fused = self.options(True)
-        match self.pick(30):
+        match self.pick(32):
             case 0 | 1:
                 return self.let(kind, f"K.product({self.f(n)}, {self.f(n)}{fused})[0]")
             case 2 | 3:
@@ -343,7 +413,7 @@ class JaxWriter:
             case 15:
                 k = self.size()
                 return self.let(kind, f"K.matvec({self.f(n, k)}, {self.f(k)}{o})[0]")
-            case 16:
+            case 16 if self.is_wide():
                 return self.let(kind, f"K.lengths({self.f(n, 3)}{o})[0]")
             case 17 | 18:
                 n_times = self.i() if self.pick(2) else str(self.pick(4))
@@ -374,6 +444,12 @@ class JaxWriter:
             case 29:
                 which = self.one_of(("several_in_place", "several_in_place_replayed"))
                 return self.let(kind, f"K.{which}({self.f(n)}, {self.number()}, {self.f(n)})[0]")
+            case 30:
+                weights = self.want((self.one_of("ib"), (n,)))
+                name = self.one_of((self.integer_type(), self.integer_type(), "bool"))
+                return self.let(kind, f"K.weighted({weights}.astype('{name}'), {self.f(n)}{o})[0]")
+            case 31 if self.is_wide():
+                return self.let(kind, f"K.complex_lengths({self.want(('c', (n,)))}{o})[0]")
         return None
 
     def matrix(self, n: int, k: int) -> str | None:
@@ -390,11 +466,11 @@ class JaxWriter:
                 return self.let(kind, f"K.matmul({self.f(n, m)}, {self.f(m, k)}{o})[0]")
             case 4 if n:
                 return self.let(kind, f"K.recurrence({self.f(n, k)}{o})[0]")
-            case 5 if k == 3:
+            case 5 if k == 3 and self.is_wide():
                 return self.let(kind, f"K.crossed({self.f(n, k)}, {self.f(n, k)}{o})[0]")
-            case 6 if k == 3:
+            case 6 if k == 3 and self.is_wide():
                 return self.let(kind, f"K.shifted({self.f(n, k)}, {self.f(k)}{o})[0]")
-            case 7 if k == 3:
+            case 7 if k == 3 and self.is_wide():
                 return self.let(kind, f"K.rotated({self.f(n, k, k)}, {self.f(n, k)}{o})[0]")
         return None
 
@@ -447,6 +523,8 @@ class JaxWriter:
     def transformed(self, kind: Type) -> str | None:
         shape = kind[1]
         ways = [self.called, self.gradient, self.tangent, self.pulled, self.conditional, self.looped]
+        if kind[0] == "c":
+            return self.one_of([*ways, *[self.mapped, self.scanned, self.mapped_by_lax] * bool(shape)])(kind)
         if shape:
             ways += [self.mapped] * 3 + [self.scanned, self.mapped_by_lax]
             ways += [self.cut] if 4 in shape and self.devices >= 4 and not self.known("cut") else []
@@ -526,7 +604,7 @@ class JaxWriter:
         axis = f"v{self.count}"
         is_named = self.pick(4) == 0
         self.axes += [axis] * is_named
-        name = self.define(inner, [("f", (*shape[:out], *shape[out + 1 :]))])
+        name = self.define(inner, [(kind[0], (*shape[:out], *shape[out + 1 :]))])
         if is_named:
             self.axes.pop()
         outer, axes = [], []
@@ -541,7 +619,7 @@ class JaxWriter:
     def mapped_by_lax(self, kind: Type) -> str:
         shape = kind[1]
         inner = self.some_types(1)
-        name = self.define(inner, [("f", shape[1:])])
+        name = self.define(inner, [(kind[0], shape[1:])])
         outer: list[Type] = [(letter, (shape[0], *dims)) for letter, dims in inner]
         batch = self.one_of(("", "", ", batch_size=2"))
         return self.let(kind, f"jax.lax.map(lambda a: {name}(*a), ({self.given(outer)},){batch})")
@@ -550,7 +628,7 @@ class JaxWriter:
         shape = kind[1]
         carry: list[Type] = [k for k in self.some_types(1) if k[0] != "b"] or [("f", (self.size(),))]
         rows = self.some_types(1)
-        name = self.define([*carry, *rows], [*carry, ("f", shape[1:])])
+        name = self.define([*carry, *rows], [*carry, (kind[0], shape[1:])])
         outer: list[Type] = [(letter, (shape[0], *dims)) for letter, dims in rows]
         n = len(carry)
         body = f"lambda c, r: (lambda o: (tuple(o[:{n}]), o[{n}]))({name}(*c, *r))"
@@ -567,7 +645,8 @@ class JaxWriter:
         given = ", ".join(["c", *others])
         if not self.known("reverse") and self.pick(2):
             body = f"lambda s: (s[0] + 1, (lambda c: {name}(s[0].astype(jnp.int32), {given}))(s[1]))"
-            return self.let(kind, f"jax.lax.while_loop(lambda s: s[0] < 2, {body}, (jnp.int32(0), {x}))[1]")
+            least = f"{self.i()} % 3" if self.pick(2) else "2"
+            return self.let(kind, f"jax.lax.while_loop(lambda s: s[0] < {least}, {body}, (jnp.int32(0), {x}))[1]")
         body = f"lambda i, c: {name}(jnp.asarray(i, jnp.int32), {given})"
         return self.let(kind, f"jax.lax.fori_loop(0, {1 + self.pick(3)}, {body}, {x})")
 
@@ -610,7 +689,7 @@ class JaxWriter:
     # Programs
 
     def program(self) -> Program:
-        use = self.one_of([use for use in USES if use != "sharded" or self.devices >= 4])
+        use = self.one_of([use for use in USES if use not in ON_DEVICES or self.devices >= 4])
         arguments = self.some_types(2)
         arguments += [("f", (self.size(),))] if self.pick(2) or not any(k[0] == "f" for k in arguments) else []
         if self.is_wide() and self.pick(6) == 0:
@@ -655,7 +734,7 @@ def exported(f, order):
 
 def used(use: str, f: Callable[..., Any], values: list[Any]) -> Any:
     """Return what a use of a program makes of some values."""
-    floats = tuple(k for k, v in enumerate(values) if v.dtype.kind in "fV")
+    floats = tuple(k for k, v in enumerate(values) if v.dtype.kind in ("fVc" if use in REVERSE else "fV"))
     arrays = [jnp.asarray(v) for v in values]
     random = np.random.default_rng(1)
 
@@ -720,7 +799,13 @@ def used(use: str, f: Callable[..., Any], values: list[Any]) -> Any:
         case "donate":
             copies = [jnp.array(v) for v in values]
             return jax.jit(f, donate_argnums=tuple(range(len(values))), keep_unused=True)(*copies)
-        case "sharded":
+        case "pmap":
+            return jax.pmap(f)(*(jnp.stack([x, x, x[::-1] if x.ndim else x, x]) for x in arrays))
+        case "disable_jit":
+            with jax.disable_jit():
+                return f(*arrays)
+        case "sharded" | "sharded_grad":
+            f = jax.grad(scalar(f), floats) if use == "sharded_grad" else f
             places = [P("d") if v.ndim and v.shape[0] == 4 else P() for v in values]
             cut = [
                 jax.device_put(v, jax.sharding.NamedSharding(mesh(), p)) for v, p in zip(values, places, strict=True)

@@ -38,7 +38,7 @@ from numbridge.jax_ffi.recording import TracedArray, watching
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, signature
 from numbridge.jax_ffi.values import jax_value, named, operand
-from numbridge.jax_ffi.widths import all_kept
+from numbridge.jax_ffi.widths import all_kept, widths
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.element_types.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -60,7 +60,8 @@ class GraphMode(enum.Enum):
     Attributes
     ----------
     NONE
-        The function is called each time. It may look at values and do whatever Python does.
+        The function is called each time. It may look at values and do whatever Python does, except to wait for JAX's own
+        computations: the threads that would do these may all be waiting for such functions.
     JAX
         It is traced once for given shapes; on CUDA, XLA captures its launches into a graph.
     NUMBRIDGE
@@ -425,7 +426,7 @@ class _Called(JaxCallable):
             has_side_effect=options.has_side_effect,
             vmap_method=options.vmap_method if one_by_one else "broadcast_all",
             input_output_aliases={k: place for place, k in enumerate(in_out)},
-        )(*values, numbers=_spelled(described), ndim=len(shapes[0].shape))
+        )(*values, numbers=_spelled(described), ndim=len(shapes[0].shape), x64=bool(jax.config.jax_enable_x64))
         return tuple(made)
 
     def _answer(self, inputs: list[Array], outputs: list[Array], attrs: dict[str, Any], ctx: CallContext) -> None:
@@ -437,8 +438,10 @@ class _Called(JaxCallable):
         for output in outputs[len(places) :]:
             output.zero_()
         batch = outputs[0].shape[: outputs[0].ndim - attrs["ndim"]]
-        for index in np.ndindex(batch):
-            self._once([x[index] for x in inputs], [x[index] for x in outputs], attrs["numbers"])
+        # `jax.enable_x64` holds in a thread, and this is one of XLA's.
+        with widths(attrs["x64"]):
+            for index in np.ndindex(batch):
+                self._once([x[index] for x in inputs], [x[index] for x in outputs], attrs["numbers"])
 
     def _once(self, inputs: list[Array], outputs: list[Array], numbers: str) -> None:
         operands, written = iter(inputs), iter(outputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["all_kept", "is_kept", "width_settings"]
+__all__ = ["all_kept", "is_kept", "width_settings", "widths"]
 
 
 def width_settings() -> tuple[Any, ...]:
@@ -21,9 +21,14 @@ def width_settings() -> tuple[Any, ...]:
 
 def all_kept() -> Any:
     """Return a context in which JAX makes what it is asked for: kernels compute in 64 bits where it may be set to 32."""
+    return widths(True)
+
+
+def widths(is_64: bool) -> Any:
+    """Return a context in which JAX makes numbers of 64 bits, or of 32."""
     import jax
 
-    return jax.enable_x64(True)
+    return jax.enable_x64(is_64)
 
 
 def is_kept(dtype: Any) -> bool:

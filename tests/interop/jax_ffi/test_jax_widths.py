@@ -123,3 +123,17 @@ def test_narrow_values_for_wide_parameters_without_64_bits(fuse):
     f, above = nb.jax_kernel(beyond_one, fuse=fuse), 1.0 + 2.0**-20
     (out,) = jax.jit(f)(jnp.ones(2), jnp.array([above, 0.0, 0.0]), above)
     assert out.tolist() == [1 + 2.0**21] * 2
+
+
+def test_a_function_that_python_runs_has_the_widths_of_its_trace():
+    def width(x: nb.array[float], out: nb.array[int]):
+        out.fill_(jnp.result_type(float).itemsize)
+
+    f = jax.jit(nb.jax_callable(width, graph_mode=nb.GraphMode.NONE))
+    with jax.enable_x64(True):
+        wide = f.lower(jnp.ones(3, np.float32)).compile()
+    narrow = f.lower(jnp.ones(3, np.float32)).compile()
+    # As in XLA's own threads, in which nothing was said of 64 bits.
+    assert wide(jnp.ones(3, np.float32))[0].tolist() == [8, 8, 8]
+    with jax.enable_x64(True):
+        assert narrow(jnp.ones(3, np.float32))[0].tolist() == [4, 4, 4]

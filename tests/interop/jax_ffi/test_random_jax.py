@@ -14,13 +14,17 @@ import pytest
 import numbridge as nb
 from jax_kernels import Twins, kernels
 from jax_launches import IN_OUT, LaunchWriter, of_numbridge, of_the_twin
-from jax_programs import SKIPPED, USES, JaxWriter, used
+from jax_programs import FORWARD, ON_DEVICES, REVERSE, SKIPPED, USES, JaxWriter, used
 
 PROGRAMS = int(os.environ.get("NUMBRIDGE_JAX_PROGRAMS", "24"))
 # The first differences between numbers of a kernel and of its twin, which are rounded in another order, grow on the way.
-TOLERANCES = {np.float64: 1e-7, np.float32: 2e-3, jnp.bfloat16: 0.1}
+TOLERANCES = {np.float64: 1e-7, np.float32: 2e-3, np.float16: 0.02, jnp.bfloat16: 0.1}
+# The floating-point type of some of 16 programs, and whether JAX has types of 64 bits meanwhile
+REALS = {3: (np.float16, False), 7: (np.float32, False), 11: (np.float32, True), 15: (jnp.bfloat16, False)}
 SIZES = (4, 3), (4, 3), (4, 3), (4,), (3,), (2, 3), (1, 4), (5, 3), (0, 3), (3, 0)
 LARGE = 1e6
+# What is done with functions that Python runs each time, which stay in their process
+UNDIFFERENTIATED = [use for use in USES if use not in (*REVERSE, *FORWARD, "export")]
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +99,12 @@ def compare(use, run, twin, values, tolerance, shown):
 
 def check_program(number, kernels_of):
     choices = random.Random(number)
-    real = jnp.bfloat16 if number % 16 == 15 else np.float32 if number % 8 == 7 else np.float64
-    budget = choices.choice((3, 5, 8, 12, 16)) if real is not jnp.bfloat16 else 4
+    real, is_wide = REALS.get(number % 16, (np.float64, True))
+    budget = choices.choice((3, 5, 8, 12, 16)) if np.dtype(real).itemsize > 2 else 4
     devices = jax.device_count("cpu")
     writer = JaxWriter(choices.randrange, real, choices.randrange(1, 5), budget, choices.choice(SIZES), devices)
     program = writer.program()
-    with jax.enable_x64(real is np.float64), warnings.catch_warnings():
+    with jax.enable_x64(is_wide), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         run, twin = program.function(kernels_of(real)), program.function(Twins())
         return compare(program.use, run, twin, program.values(number), TOLERANCES[real], program)
@@ -109,9 +113,17 @@ def check_program(number, kernels_of):
 def check_launches(number, kernels_of):
     choices = random.Random(number)
     function = LaunchWriter(choices.randrange).function()
-    use = choices.choice([use for use in USES if use != "sharded" or jax.device_count("cpu") >= 4])
-    mode = choices.choice((nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE))
+    # What Python runs each time must not wait for JAX.
+    modes = [
+        mode
+        for mode in nb.GraphMode
+        if mode is not nb.GraphMode.NONE or not (function.is_aliased or "jnp" in function.text)
+    ]
+    mode = choices.choice(modes)
+    uses = UNDIFFERENTIATED if mode is nb.GraphMode.NONE else USES
+    use = choices.choice([use for use in uses if use not in ON_DEVICES or jax.device_count("cpu") >= 4])
     options = {"vmap_method": choices.choice(("broadcast_all", "sequential", "expand_dims"))}
+    options["enable_backward"] = mode is not nb.GraphMode.NONE
     if mode is nb.GraphMode.JAX:
         options["fuse"] = choices.choice((None, None, False))
     with jax.enable_x64(True), warnings.catch_warnings():
