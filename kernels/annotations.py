@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 
@@ -74,6 +75,10 @@ class ArrayAnnotation:
         """Return this annotation with a dtype, as `array2d(dtype=float)`."""
         return self[dtype]
 
+    def __or__(self, other: None) -> ArrayAnnotation:
+        """Return this annotation: what is written ``nb.array[float] | None`` takes None, and so does any array's."""
+        return self if other is None else NotImplemented
+
     def __repr__(self) -> str:
         """Return the annotation as a user would write it."""
         dtype = None if self.dtype is None else self.dtype.name
@@ -123,7 +128,8 @@ def annotation_of(
         dtype, a framework's dtype, a type of Numba's (``float64[:, :]`` asks for an array, of any layout), or `typing.Any` or
         `inspect.Parameter.empty`, which are none. A class of arrays, such as `numpy.ndarray`, `torch.Tensor` or
         `numpy.typing.NDArray[numpy.float64]`, asks for an array, perhaps of that dtype, of whatever framework. `tuple`,
-        ``tuple[int, int]`` and classes of named tuples are none either: what a tuple holds has types of its own.
+        ``tuple[int, int]`` and classes of named tuples are none either: what a tuple holds has types of its own. What may
+        be None as well, as in ``nb.array[float] | None``, asks for the rest.
         Strings must have been evaluated by the caller.
     parameter : str, optional
         The parameter that carries it, as a message calls it: ``"'x' of kernel 'f'"``.
@@ -141,6 +147,10 @@ def annotation_of(
     if annotation is inspect.Parameter.empty or annotation is Any:
         return None
     owner = get_origin(annotation) or annotation
+    if owner in (Union, UnionType):
+        wanted = [part for part in get_args(annotation) if part is not NoneType]
+        if len(wanted) == 1:
+            return annotation_of(wanted[0], parameter)
     if isinstance(owner, type) and issubclass(owner, tuple):
         return None
     # An array class may stand for "an array of any dtype and rank".

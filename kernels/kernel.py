@@ -43,6 +43,13 @@ class Parameter:
     name: str
     annotation: ArrayAnnotation | ElementAnnotation | ScalarAnnotation | None
 
+    def may_be(self, argument: Any) -> bool:
+        """Tell whether the kernel may become one for such a tuple, or for None: in place of an array, whatever is asked of it.
+
+        A tuple for what is annotated as something else is refused with all else that does not fit.
+        """
+        return self.annotation is None or (argument is None and isinstance(self.annotation, ArrayAnnotation))
+
 
 class Kernel(Sourced):
     """A function to be run by many threads; made by `kernel`.
@@ -92,15 +99,14 @@ class Kernel(Sourced):
     def flattened(self, arguments: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
         """Return the kernel that takes what tuples among its arguments hold one by one, and these; or both as they are."""
         for argument in arguments:
-            if isinstance(argument, tuple):
+            if argument is None or isinstance(argument, tuple):
                 break
         else:
             return self, arguments
         if len(arguments) != len(self.parameters):
             return self, arguments
-        # A tuple for what is annotated as something else is refused with all else that does not fit.
         pairs = zip(self.parameters, arguments, strict=True)
-        key = tuple(structure_of(argument) if p.annotation is None else None for p, argument in pairs)
+        key = tuple(structure_of(argument) if p.may_be(argument) else None for p, argument in pairs)
         if not any(key):
             return self, arguments
         taken: list[Any] = []

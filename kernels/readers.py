@@ -395,11 +395,6 @@ def _instead_of(obj: Any) -> str:
         return "make an array of it, as numpy.asarray(x) does, or pass what it holds one by one"
     if isinstance(obj, np.datetime64):
         return "pass it as an integer, as by x.astype(np.int64)"
-    if obj is None:
-        return (
-            "kernels take no None: pass a number, or for an array that is not there an empty one, such as "
-            "numpy.empty(0, x.dtype), whose size the kernel asks for"
-        )
     if isinstance(obj, str):
         return "pass an array or a number"
     return "pass an array or a number made of it"

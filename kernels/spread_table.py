@@ -67,7 +67,7 @@ class SpreadTable:
         for name, argument in zip(names, arguments, strict=True):
             for depth, kind, count in _nodes(argument, is_spread=name in structures):
                 # What iterates in a way of its own is left to Python; so is what is nested deeper than compiled code goes.
-                if depth > nb.MAX_DEPTH or (kind is not None and kind.__iter__ is not tuple.__iter__):
+                if depth > nb.MAX_DEPTH or (count >= 0 and kind is not None and kind.__iter__ is not tuple.__iter__):
                     return
                 nodes += [0 if kind is None else id(kind), count]
                 if kind is None:
@@ -101,6 +101,9 @@ class SpreadTable:
 
 def _nodes(value: Any, depth: int = 0, *, is_spread: bool) -> Iterator[tuple[int, Any, int]]:
     """Yield how deep each part of an argument lies, its class and how much it holds if it is a tuple that is spread."""
+    if is_spread and value is None:
+        yield depth, type(value), nb.NODE_OF_NONE
+        return
     if not is_spread or not isinstance(value, tuple):
         yield depth, None, 0
         return

@@ -45,6 +45,11 @@ def jax_value(found: Signature, place: int, argument: Any) -> Any:
             f"{where}: got {argument!r}, which stands for an array within a function that launches kernels; launch kernels on "
             "it, or call a Python function that does"
         )
+    if argument is None or isinstance(argument, tuple):
+        raise NumbridgeTypeError(
+            f"{where}: wanted a JAX array or a number, got {type(argument).__name__}, which a kernel takes where a function of "
+            "nb.jax_callable launches it; write one that does"
+        )
     raise NumbridgeTypeError(
         f"{where}: wanted a JAX array or a number, got {type(argument).__name__}; convert it with jnp.asarray, or share its "
         "memory by nb.convert(x, 'jax')"

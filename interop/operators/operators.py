@@ -236,7 +236,7 @@ class OperatorPlan:
         The plan is that of an operator that takes what the tuples hold one by one. Dims are asked of the inputs as they are.
         """
         structures = tuple(map(structure_of, values))
-        taken = [leaf for value in values for leaf in (leaves(value) if isinstance(value, tuple) else (value,))]
+        taken = [leaf for value in values for leaf in leaves(value)]
         are_arrays = tuple(getattr(leaf, "ndim", 0) > 0 for leaf in taken)
 
         def plan() -> OperatorPlan:

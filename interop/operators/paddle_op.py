@@ -99,7 +99,7 @@ class PaddleOp(KernelOp):
     def _run(self, values: Sequence[Any]) -> Any:
         if len(values) != len(self.plan.inputs):
             raise self.plan.wrong_count(self.name, len(values))
-        if any(isinstance(value, tuple) for value in values):
+        if any(value is None or isinstance(value, tuple) for value in values):
             operator, taken = self.flattened(values)
             return operator(*taken)
         places = self.plan.tensors_as_numbers(self.name, values, self._tensor)

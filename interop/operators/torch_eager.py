@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,7 @@ def quick_way(
     overriding, casting, tracing = state._len_torch_function_stack, state._is_any_autocast_enabled, state._is_tracing
     plain, parameter, tracked, run = torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled, launches.run
     usual = (float, int, bool)
-    special: tuple[Any, ...] = (plain, tuple)
+    special: tuple[Any, ...] = (plain, tuple, NoneType)
     if general is not None:
         apply = _function(launches, general)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,7 @@ class TorchOp(KernelOp):
         except (TypeError, AttributeError, ValueError, RuntimeError):
             if _have(self._proxy, values):
                 return self.op(*values)
-            if _have(tuple, values):
+            if _have(_SPREAD, values):
                 raise  # the operator of what the tuples hold has looked at that
             self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
             self._refuse_layouts(values)
@@ -147,7 +148,7 @@ class TorchOp(KernelOp):
         """Run the operator as one node of the graph that torch.compile traces."""
         import torch
 
-        if _have(tuple, values):
+        if _have(_SPREAD, values):
             return self._in_another((), values)
         # To torch.compile numbers of NumPy's are arrays, which it knows as tensors only.
         if _have(np.ndarray, values):
@@ -167,7 +168,7 @@ class TorchOp(KernelOp):
             # By its name: torch.compile traces no more of how an operator is made.
             name = _in_its_place(self.name, tuple([_described(value) for value in values]))
             return getattr(getattr(torch.ops, NAMESPACE), name).default(*_taken_together(values))
-        if not _have(tuple, values):
+        if not _have(_SPREAD, values):
             return self.boxed(places)(*values)
         proxies = [leaf for value in values for leaf in _leaves(value) if isinstance(leaf, self._proxy)]
         if proxies:
@@ -208,16 +209,16 @@ class TorchOp(KernelOp):
     def _in_place(self, values: Sequence[Any]) -> Any:
         import torch
 
+        if _have(_SPREAD, values):
+            return self._in_another((), values)  # which changes nothing if all that the kernel changes is None
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
             raise self.plan.lost_gradient(self._called, "torch.no_grad()")
-        if _have(tuple, values):
-            return self._in_another((), values)
         self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
         return self.op(*plain_numbers(values))
 
     def _otherwise(self, values: Sequence[Any]) -> Any:
         return (
-            self._in_another((), values) if _have(tuple, values) else returned(self._operators(plain_numbers(values)))
+            self._in_another((), values) if _have(_SPREAD, values) else returned(self._operators(plain_numbers(values)))
         )
 
 
@@ -231,12 +232,14 @@ def run_by_name(name: str, *values: Any) -> Any:
     return operator(*values)
 
 
-def _have(kind: type, values: Sequence[Any]) -> bool:
+def _have(kind: type | tuple[type, ...], values: Sequence[Any]) -> bool:
     return any(isinstance(value, kind) for value in values)
 
 
 def _leaves(value: Any) -> list[Any]:
-    """Return what a tuple holds that is no tuple, in order; anything else is that itself. torch.compile traces this."""
+    """Return what a tuple holds that is no tuple, in order; None holds nothing. torch.compile traces this."""
+    if value is None:
+        return []
     return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, tuple) else [value]
 
 
@@ -258,7 +261,7 @@ def _described(value: Any) -> Any:
 
     if isinstance(value, tuple):
         return (type(value), *[_described(item) for item in value])
-    return value.ndim if isinstance(value, torch.Tensor) else None
+    return value.ndim if isinstance(value, torch.Tensor) else None if value is None else _NUMBER
 
 
 def _standing_for(described: Any) -> Any:
@@ -269,9 +272,13 @@ def _standing_for(described: Any) -> Any:
         kind, *items = described
         made = map(_standing_for, items)
         return kind._make(made) if is_named_tuple(kind) else tuple(made)
-    return None if described is None else torch.empty((1,) * described, device="meta")
+    return described if described in (None, _NUMBER) else torch.empty((1,) * described, device="meta")
 
 
+# What an operator takes whose kernel is launched without it
+_SPREAD = (tuple, NoneType)
+# What describes an input that is neither a tensor nor a tuple
+_NUMBER = -1
 _alive: weakref.WeakValueDictionary[str, TorchOp] = weakref.WeakValueDictionary()
 
 
@@ -280,7 +287,7 @@ def _in_its_place(name: str, described: tuple[Any, ...]) -> str:
     operator, values = _alive[name], [_standing_for(each) for each in described]
     while True:
         places = operator.plan.tensors_as_numbers(name, values, operator._tensor)
-        if _have(tuple, values):
+        if _have(_SPREAD, values):
             operator, values = operator.flattened(values)
         elif places:
             operator = operator.boxed(places)

@@ -99,8 +99,8 @@ class Operator:
                 f"operator {name} writes to {', '.join(self._mutated)}, of which a sign or conjugate is yet to be computed; pass "
                 "tensor.resolve_neg() or tensor.resolve_conj(), which are copies"
             )
-        # The launch counts up the versions of tensors that have memory. Those around them, which transforms make, have versions of
-        # their own, by which autograd notices that what it has saved is not what it was.
+        # The launch counts up the versions of tensors that have memory. Those around them, which transforms make, have
+        # versions of their own, by which autograd notices that what it has saved is not what it was.
         for value in written:
             if torch._C._functorch.is_functorch_wrapped_tensor(value):
                 torch.autograd.graph.increment_version(value)

@@ -10,6 +10,7 @@ import cmath
 import difflib
 import math
 import re
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -403,6 +404,12 @@ def _of_array(found: re.Match[str]) -> str:
 def _of_other_module(found: re.Match[str]) -> str:
     if re.fullmatch(r"u?int\d+|float\d+|complex\d+|bool", found[1]):
         return f"kernels do not know {found[2]}.{found[1]}; write numpy.{found[1]}"
+    held = getattr(sys.modules.get(found[2]), found[1], None)
+    if held is not None and not callable(held):
+        return (
+            f"{found[2]}.{found[1]} is of type {type(held).__qualname__}, which kernels cannot read; make a constant of one of "
+            "its numbers: nb.static(...) around the expression that gives it"
+        )
     return (
         f"{found[2]}.{found[1]} works on whole arrays, and kernels cannot call it; call functions of numbers of Python's math, "
         f"NumPy or numbridge{_in_math(found[1])}"
@@ -473,7 +480,8 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     (
         r">>> setitem\(array\((\w+), [^)]*\), .+, (complex\d+)\)",
         lambda found: (
-            f"an array of {found[1]} does not take {found[2]}; store its .real or .imag, or pass an array of {found[2]}"
+            f"an array of {found[1]} does not take {found[2]}; store its .real or .imag, or pass an array of {found[2]}; "
+            f"one that an operator or JAX makes is annotated, as nb.array[nb.{found[2]}]"
         ),
     ),
     (r"Unknown attribute '(\w+)' of type element\((\w+)\)", _of_part),

@@ -660,10 +660,18 @@ class Sourced:
 
 # What other kernel languages have functions for and Python has an expression for.
 _EXPRESSIONS = {
+    **{
+        f"atomic_{name.rstrip('_')}": f"cuda.atomic.{name}"
+        for name in ("inc", "dec", "and_", "or_", "xor", "nanmax", "nanmin")
+    },
     "clamp": "min(max(x, low), high)",
     "lerp": "a * (1.0 - t) + b * t",
     "mod": "math.fmod(x, y)",
     "printf": "print(...)",
+    **dict.fromkeys(
+        ("rand_init", "randf", "randi", "randn"), "xoroshiro128p_uniform_float32(states, i) of numba.cuda.random"
+    ),
+    "select": "if_true if condition else if_false",
     "sign": "math.copysign(1.0, x)",
     "where": "a if condition else b",
 }

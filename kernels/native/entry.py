@@ -451,7 +451,9 @@ def launch_spread(plan, arguments, count):
         outcome = attempt(other, target, leaves)
         answer = 0 if outcome == nb.MISSED else answered(answers, outcome, target, leaves)
         decrease(answers)
-        return answer
+        # Where this one has an array, another may have a tuple, or None.
+        if outcome != nb.MISSED:
+            return answer
     return 0
 
 

@@ -43,10 +43,15 @@ def spread_out(spread, arguments, count, target):
             store_i64(target, 8 * filled, one)
             filled += 1
         else:
-            if load_i64(one, py.OBJECT_TYPE) != kind or tuple_size(one) != load_i64(node, nb.NODE_COUNT):
+            size = load_i64(node, nb.NODE_COUNT)
+            if load_i64(one, py.OBJECT_TYPE) != kind:
                 return False
-            level += _LEVEL
-            store_i64(level, _ITEMS, items_of(one))
-            store_i64(level, _NEXT, 0)
-            store_i64(level, _COUNT, load_i64(node, nb.NODE_COUNT))
+            # None has no items.
+            if size != nb.NODE_OF_NONE:
+                if tuple_size(one) != size:
+                    return False
+                level += _LEVEL
+                store_i64(level, _ITEMS, items_of(one))
+                store_i64(level, _NEXT, 0)
+                store_i64(level, _COUNT, size)
         node += nb.NODE_SIZE

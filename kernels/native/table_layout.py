@@ -122,6 +122,7 @@ MAX_DIMS, MAX_VARIANTS = 4, 64
 # address of its class and how many items it has, or 0 for what is no tuple.
 SPREAD_COUNT, SPREAD_LEAVES, SPREAD_VARIANTS, SPREAD_ANSWERS, SPREAD_NODES = 0, 8, 16, 24, 32
 NODE_TYPE, NODE_COUNT, NODE_SIZE = 0, 8, 16
+NODE_OF_NONE = -1  # in place of the count
 MAX_SPREADS, MAX_DEPTH, MAX_LEAVES = 8, 8, 64
 
 # Specialisation: one compiled variant as the entry sees it, then its parameters

@@ -1,5 +1,7 @@
 """What tapes and operators say to mistakes: the argument, what it was, what was wanted, and what to do."""
 
+import sys
+
 import numba
 import numpy as np
 import pytest
@@ -266,6 +268,18 @@ def test_a_frameworks_functions_in_a_kernel(framework):
     if framework == "torch":  # JAX's are NumPy's
         with pytest.raises(nb.KernelError, match=r"kernels do not know torch\.float32; write numpy\.float32"):
             nb.launch(halves, 2, [nb.ones(2)])
+
+
+@nb.kernel
+def of_epsilon(x):
+    i = nb.tid()
+    x[i] = sys.float_info.epsilon
+
+
+def test_an_object_of_a_module_is_named_with_what_to_write():
+    text = r"sys\.float_info is of type float_info, which kernels cannot read; make a constant .*: nb\.static"
+    with pytest.raises(nb.KernelError, match=text):
+        nb.launch(of_epsilon, 2, [nb.ones(2)])
 
 
 @nb.kernel

@@ -2,6 +2,8 @@
 
 import collections
 import gc
+import itertools
+import math
 import threading
 import typing
 from concurrent.futures import ThreadPoolExecutor
@@ -495,7 +497,12 @@ REFUSED = {
         [X.copy(), Point("x", 2.0), Grid((7, 3), 0.5)],
         r"parameter 'point\.x': an object of type builtins\.str",
     ),
-    "nested": (named, [X.copy(), Point(X, 2.0), Grid((7, None), 0.5)], r"parameter 'grid\.shape\[1\]': "),
+    "nested": (named, [X.copy(), Point(X, 2.0), Grid((7, "x"), 0.5)], r"parameter 'grid\.shape\[1\]': "),
+    "None": (
+        named,
+        [X.copy(), Point(X, 2.0), Grid((7, None), 0.5)],
+        r"'grid\.shape\[1\]' is None, and the kernel uses it here",
+    ),
     "long enough": (unguarded, [X.copy(), (X, X[:3])], r"parameter 'arrays\[1\]': its shape is \(3,\)"),
     "vector": (annotated, [X.copy(), (1, 2, 3)], r"wanted vec3, got \(1, 2, 3\); pass nb\.vec3"),
     "beyond": (beyond, [X.copy(), (1, 2)], r"has 2 element\(s\), and none is at 2\n.*\n.*shape\[2\]"),
@@ -756,3 +763,197 @@ def checked(out, arrays, k):
 def test_bounds_are_checked_in_tuples():
     with pytest.raises(nb.NumbridgeError, match=r"index 4 .*axis 0"):
         nb.launch(checked, 4, [np.zeros(4), (X, X), 1])
+
+
+@nb.func
+def weight(mask, i):
+    if mask is None:
+        return 1.0
+    return mask[i]
+
+
+@nb.kernel
+def optional(x, out, mask: nb.array[nb.float64] | None, scale, pair, extra):
+    i = nb.tid()
+    if scale is None:
+        scale = 1.0 / math.sqrt(x.shape[0])
+    v = x[i] * scale
+    if mask is not None and mask[i] > 0.0:
+        v *= mask[i]
+    elif mask is None and not pair is None:  # noqa: E714 - it is another operation
+        v += 1.0
+    v = v if pair[1] is None else v + x[i] * pair[1][i]
+    out[i] = v * weight(mask, i)
+    if extra is not None:
+        extra[i] = out[i]
+
+
+def optional_twin(x, mask, scale, other):
+    scale = 0.5 if scale is None else scale
+    v = x * scale
+    v = v + 1.0 if mask is None else torch.where(mask > 0, v * mask, v)
+    v = v if other is None else v + x * other
+    return v if mask is None else v * mask
+
+
+MASK, OTHER = np.array([2.0, -1.0, 0.5, 3.0]), np.array([5.0, 4.0, 3.0, 2.0])
+ABSENT = list(itertools.product((None, MASK), (None, 3.0), (None, OTHER)))
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("given", ABSENT, ids=lambda given: "".join("01"[one is not None] for one in given))
+def test_arguments_that_are_none(given, place):
+    mask, scale, other = given
+    wanted = optional_twin(*(torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in (X, *given))).numpy()
+    for extra in (None, np.zeros(4)):
+        out = np.zeros(4)
+        arguments = [X.copy(), out, mask, scale, (1, other), extra]
+        if place == "cpu":
+            nb.launch(optional, 4, arguments)
+        else:
+            with emulated_cuda() as emulation:
+                nb.launch(optional, 4, [mapped(argument, emulation.on_device) for argument in arguments])
+        assert out.tolist() == wanted.tolist()
+        assert extra is None or extra.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("given", ABSENT[::3], ids=lambda given: "".join("01"[one is not None] for one in given))
+def test_gradients_beside_arguments_that_are_none(given):
+    leaves = [torch.tensor(v, requires_grad=True) if isinstance(v, np.ndarray) else v for v in (X + 1, *given)]
+    x, mask, scale, other = leaves
+    wanted = optional_twin(*leaves)
+    cotangent = torch.arange(1.0, 5.0, dtype=torch.float64)
+    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    gradients = torch.autograd.grad(wanted, inputs, cotangent)
+    op = nb.torch_op(optional, outputs=["out"])
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(*given):
+        return op(*given)
+
+    for run in (op, compiled):
+        made = run(x, mask, scale, (1, other), None)
+        torch.testing.assert_close(made, wanted)
+        torch.testing.assert_close(torch.autograd.grad(made, inputs, cotangent), gradients)
+    arrays = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    adjoints = [torch.zeros(4, dtype=torch.float64) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    nb.launch(
+        *(optional, 4, [arrays[0], torch.zeros(4, dtype=torch.float64), *arrays[1:3], (1, arrays[3]), None]),
+        adj_inputs=[adjoints[0], cotangent.clone(), *adjoints[1:3], (None, adjoints[3]), None],
+        adjoint=True,
+    )
+    torch.testing.assert_close([each for each in adjoints if each is not None], list(gradients))
+
+
+def test_paddle_operators_and_jax_functions_whose_kernels_are_given_none():
+    x = paddle.to_tensor(X, stop_gradient=False)
+    op = nb.paddle_op(optional, outputs=["out"])
+    op(x, None, 3.0, (1, None), None).sum().backward()
+    assert x.grad.tolist() == [3.0] * 4
+    assert paddle.jit.to_static(lambda x: op(x, None, None, (1, None), None))(x).tolist() == list(X / 2 + 1)
+
+    def launches(x: nb.array[nb.float64], out: nb.array[nb.float64]):
+        nb.launch(optional, x.shape, [x, out, None, 3.0, (1, None), None])
+
+    with jax.enable_x64(True):
+        (made,) = jax.jit(nb.jax_callable(launches))(jnp.asarray(X))
+    assert made.tolist() == list(3 * X + 1)
+    with pytest.raises(nb.NumbridgeTypeError, match=r"argument 'mask': wanted .*, got NoneType, which a kernel"):
+        nb.jax_kernel(masked)(jnp.asarray(X), None)
+
+
+def test_compiled_code_knows_arguments_that_are_none(python_calls):
+    launches = [
+        [X.copy(), np.zeros(4), mask, scale, (1, other), extra]
+        for mask, scale, other in ABSENT[:4]
+        for extra in (None, np.zeros(4))
+    ]
+    for arguments in launches:
+        nb.launch(optional, 4, arguments)
+    before = len(python_calls)
+    for arguments in [*launches, *launches[::-1]]:
+        wanted = arguments[1].tolist()
+        arguments[1][:] = 0
+        nb.launch(optional, 4, arguments)
+        assert arguments[1].tolist() == wanted
+    assert len(python_calls) == before
+
+
+@nb.kernel
+def masked(x, mask, out):
+    i = nb.tid()
+    out[i] = x[i] * mask[i]
+
+
+@nb.kernel
+def multiplied(x, mask, out):
+    i = nb.tid()
+    out[i] = x[i] * mask
+
+
+@nb.kernel
+def counted(x, mask, out):
+    i = nb.tid()
+    out[i] = x[i] * len(mask)
+
+
+@nb.kernel
+def went_through(x, mask, out):
+    i = nb.tid()
+    for value in mask:
+        out[i] += x[i] * value
+
+
+@nb.kernel
+def compared(x, mask, out):
+    i = nb.tid()
+    if mask > 0:
+        out[i] = x[i]
+
+
+@nb.kernel
+def sometimes(x, mask, out):
+    i = nb.tid()
+    if i > 2:
+        mask = 3.0
+    out[i] = x[i] * mask
+
+
+@nb.kernel
+def from_itself(x, mask, out):
+    i = nb.tid()
+    mask = mask * 2.0
+    out[i] = x[i] * mask
+
+
+@nb.kernel
+def of_a_number(x, mask: float, out):
+    i = nb.tid()
+    out[i] = x[i] * mask
+
+
+NONE_REFUSED = {
+    masked: r"parameter 'mask' is None, and the kernel uses it here; pass an array .* if mask is not None\n.*:\d+:21",
+    multiplied: "'mask' is None, and the kernel uses it here",
+    counted: "'mask' is None, and the kernel uses it here",
+    went_through: "'mask' is None, and the kernel uses it here",
+    compared: "'mask' is None, and the kernel uses it here",
+    sometimes: r"parameter 'mask' is None, and assigned here under some condition.*\n.*\n    if i > 2",
+    from_itself: r"parameter 'mask' is None, and assigned here .*from itself",
+    of_a_number: "parameter 'mask': wanted a scalar float32, got None; pass a number",
+}
+
+
+@pytest.mark.parametrize("kernel", NONE_REFUSED, ids=lambda kernel: kernel.__name__)
+def test_none_where_the_kernel_needs_something_is_refused(kernel):
+    with pytest.raises(nb.NumbridgeError, match=NONE_REFUSED[kernel]):
+        nb.launch(kernel, 4, [X.copy(), None, np.zeros(4)])
+
+
+def test_an_adjoint_of_none_is_refused():
+    with pytest.raises(nb.NumbridgeTypeError, match="adjoint of parameter 'mask': the argument is None"):
+        nb.launch(
+            *(optional, 4, [X.copy(), np.zeros(4), None, None, (1, None), None]),
+            adj_inputs=[np.zeros(4), np.ones(4), np.zeros(4), None, None, None],
+            adjoint=True,
+        )

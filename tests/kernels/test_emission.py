@@ -198,6 +198,12 @@ def test_hidden_parameters_reach_device_functions():
         ("x[0] = nb.min(x[0], x[1])", r"no attribute 'min'; write min\(\.\.\.\), which kernels take from Python"),
         ("x[0] = nb.floor(x[0])", r"no attribute 'floor'; write math\.floor\(\.\.\.\)"),
         ("x[0] = nb.clamp(x[0], 0.0, 1.0)", r"no attribute 'clamp'; write min\(max\(x, low\), high\)\n"),
+        ("x[0] = nb.select(x[0] > 0, 0.0, 1.0)", r"no attribute 'select'; write if_true if condition else if_false\n"),
+        (
+            "s = nb.rand_init(1, 2)",
+            r"no attribute 'rand_init'; write xoroshiro128p_uniform_float32\(states, i\) of numba",
+        ),
+        ("nb.atomic_inc(x, 0, 5)", r"no attribute 'atomic_inc'; write cuda\.atomic\.inc\n"),
         ("x[0] = nb.pi", r"no attribute 'pi'; write math\.pi, which kernels take from Python"),
         ("x[0] = nb.no_such(x[0])", r"has no attribute 'no_such'\n"),
         ("i, j, k, m, n = tid()", "up to 4 indices"),

@@ -657,7 +657,7 @@ def test_wrong_ranks_and_dtypes_of_annotated_parameters():
         ([1.0, out, 1, 1.0], NumbridgeTypeError, "'x': wanted array1d.*got the float 1.0"),
         ([x, out, 1], NumbridgeTypeError, r"takes 4 arguments \(x, out, count, scale\), got 3"),
         (["x", out, 1, 1.0], NumbridgeTypeError, "'x'.*builtins.str is no array"),
-        ([None, out, 1, 1.0], NumbridgeTypeError, "'x'.*NoneType is no array"),
+        ([None, out, 1, 1.0], KernelError, "'x' is None, and the kernel uses it here"),
         ([x, out, None, 1.0], NumbridgeTypeError, "'count': wanted a scalar int32, got None; pass a number"),
         ([x, out, 1, "2"], NumbridgeTypeError, "'scale': wanted a scalar float32, got '2'; pass a number"),
     ]

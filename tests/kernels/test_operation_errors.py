@@ -199,7 +199,7 @@ def a_complex_number_is_stored(x, y):
 
 
 def test_a_complex_number_in_an_array_of_real_ones():
-    wanted = r"an array of float64 does not take complex64; store its .real or .imag, or pass an array of complex64"
+    wanted = r"an array of float64 does not take complex64; store its .real or .imag, or pass an array of complex64; one that"
     with pytest.raises(nb.KernelError, match=wanted):
         nb.launch(a_complex_number_is_stored, 4, [np.ones(4, np.complex64), np.zeros(4)])
 

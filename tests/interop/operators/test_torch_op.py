@@ -379,7 +379,7 @@ def test_messages_name_the_operator_that_was_asked_for():
             r"parameter 'w': wanted a torch.Tensor, got list; use torch.tensor\(x\); a kernel takes tuples as well, tuple\(x\)",
         ),
         (lambda: pair(torch.ones(3), 1.0), r"'w': wanted a torch.Tensor, got float; use torch.tensor\(\[x\]\)"),
-        (lambda: pair(None, torch.ones(3)), "'x': wanted a torch.Tensor, got NoneType; pass a tensor$"),
+        (lambda: pair(None, torch.ones(3)), "parameter 'x' is None, and the kernel uses it here; pass an array"),
         (lambda: pair(nb.vec3(1.0), torch.ones(3)), r"got numbridge.vec3; use torch.tensor\(x.numpy\(\)\)$"),
         (
             lambda: pair(np.ones(3), torch.ones(3)),
