@@ -75,7 +75,7 @@ class ArrayAnnotation:
         """Return this annotation with a dtype, as `array2d(dtype=float)`."""
         return self[dtype]
 
-    def __or__(self, other: None) -> ArrayAnnotation:
+    def __or__(self, other: object) -> ArrayAnnotation:
         """Return this annotation: what is written ``nb.array[float] | None`` takes None, and so does any array's."""
         return self if other is None else NotImplemented
 
@@ -147,7 +147,7 @@ def annotation_of(
     if annotation is inspect.Parameter.empty or annotation is Any:
         return None
     owner = get_origin(annotation) or annotation
-    if owner in (Union, UnionType):
+    if owner is Union or owner is UnionType:
         wanted = [part for part in get_args(annotation) if part is not NoneType]
         if len(wanted) == 1:
             return annotation_of(wanted[0], parameter)

@@ -74,11 +74,13 @@ def adjoint_of(
 
 def _beside(parameter: Parameter, argument: Any, adjoint: Any) -> Iterable[Any]:
     """Return the adjoints of what an argument holds: one that is a tuple has a tuple of them, built in the same way, or None."""
-    if argument is None and adjoint is not None:
+    if argument is None:
+        if adjoint is None:
+            return ()
         raise NumbridgeTypeError(
             f"the adjoint of parameter {parameter.name!r}: the argument is None, which has no gradient; pass None"
         )
-    if argument is not None and not isinstance(argument, tuple):
+    if not isinstance(argument, tuple):
         return (adjoint,)
     if adjoint is None:
         return (None for _ in leaves(argument))
