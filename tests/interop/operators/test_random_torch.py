@@ -348,4 +348,4 @@ def test_random(way, operators_of):
     left_out = [
         said for said in (check(number, operators_of, uses, special, **more) for number in range(count)) if said
     ]
-    assert len(left_out) < 0.25 * count, left_out
+    assert len(left_out) <= 1 + 0.25 * count, left_out
