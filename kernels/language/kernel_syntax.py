@@ -26,8 +26,6 @@ _REFUSED: dict[str, tuple[str, str]] = {
     "Try": ("try", "test the condition with if"),
     "TryStar": ("try", "test the condition with if"),
     "With": ("with", "call what it does directly"),
-    "Lambda": ("a lambda", "write a function decorated with @nb.func"),
-    "FunctionDef": ("a nested function", "define it outside, decorated with @nb.func"),
     "ClassDef": ("a class", "define it outside"),
     "Global": ("global", "pass an array and store into it"),
     "Nonlocal": ("nonlocal", "pass an array and store into it"),

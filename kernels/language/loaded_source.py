@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from numbridge.kernels.language.parsing import parsed
 
-__all__ = ["LAMBDA", "Lines", "file_of", "is_of", "lambda_of", "lines_of"]
+__all__ = ["LAMBDA", "Lines", "as_definition", "file_of", "is_of", "lambda_of", "lines_of", "place_of_expression"]
 
 LAMBDA = "<lambda>"
 
@@ -58,19 +58,22 @@ def lambda_of(code: CodeType, file: list[str]) -> ast.FunctionDef | None:
         return None
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
     if len(found) > 1:
-        place = _place_of_expression(code)
+        place = place_of_expression(code)
         found = [
             n for n in found if (n.body.lineno, n.body.col_offset, n.body.end_lineno, n.body.end_col_offset) == place
         ]
     if len(found) != 1:
         return None
-    (node,) = found
+    return as_definition(found[0], LAMBDA)
+
+
+def as_definition(node: ast.Lambda, name: str) -> ast.FunctionDef:
+    """Return a lambda as the definition of a function."""
     answer = ast.copy_location(ast.Return(node.body), node.body)
-    made = ast.FunctionDef(LAMBDA, node.args, [answer], [])
-    return ast.copy_location(made, node)
+    return ast.copy_location(ast.FunctionDef(name, node.args, [answer], []), node)
 
 
-def _place_of_expression(code: CodeType) -> tuple[int, int, int, int] | None:
+def place_of_expression(code: CodeType) -> tuple[int, int, int, int] | None:
     """Return where the expression of a lambda begins and ends, by lines and columns; None if the code does not say."""
     # What Python puts around the expression has a line and no columns.
     known = [

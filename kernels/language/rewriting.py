@@ -645,7 +645,8 @@ class _Rewriter(ast.NodeTransformer):
         callee = self.writer.program.callee(static.value)
         if callee is not None:
             return self._function(node, callee)
-        return node if static.builtin and not static.path else self._chain(static)
+        # By its own name, which a variable of the kernel may stand for: `largest = max`.
+        return ast.Name(static.root, ast.Load()) if static.builtin and not static.path else self._chain(static)
 
     def _function(self, node: Any, callee: FunctionSource) -> ast.expr:
         """Return a device function as a value; whoever calls it by another name passes it what is written there."""

@@ -17,7 +17,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from types import CellType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -37,6 +37,7 @@ from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import check_syntax
 from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lambda_of, lines_of
+from numbridge.kernels.language.nested_functions import Nested, take_out
 from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
 from numbridge.kernels.language.static_expressions import replace_static_calls
@@ -193,6 +194,8 @@ class FunctionSource:
         The lines of its file, if they have been read.
     structures : mapping of str to Structure, optional
         How parameters are built that are tuples, in whose place come their elements.
+    within : FunctionSource and Nested, optional
+        The source that it was taken out of, if it is a function within a function, and what was.
 
     Raises
     ------
@@ -208,6 +211,7 @@ class FunctionSource:
         boxed: Sequence[str] = (),
         file: list[str] | None = None,
         structures: Mapping[str, Structure] | None = None,
+        within: tuple[FunctionSource, Nested] | None = None,
     ) -> None:
         self.function = function
         self.role: Role = role
@@ -223,12 +227,19 @@ class FunctionSource:
         self._read: tuple[Dependency, ...] | None = None
         self._known: dict[Hashable, tuple[tuple[Dependency, ...], Any]] = {}
         self.filename = function.__code__.co_filename
-        self.tree, self._first, self._lines = _parse(function, role, file)
+        if within is None:
+            self.tree, self._first, self._lines = _parse(function, role, file)
+        else:
+            self.tree, self._first, self._lines = within[1].definition, within[0]._first, within[0]._lines
         _strip(self.tree)
         if role == "kernel":
             self.tree.args.defaults = []  # a launch passes every argument
         _loop_over_tuples(self.tree)
         _Separately().visit(self.tree)
+        captured = () if within is None else within[1].captured
+        # The functions that are defined within this one, or beside it.
+        self._nested: dict[str, _NestedFunction] = {} if within is None else dict(within[0]._nested)
+        self._take_functions_out(captured)
         # What stands for the tuples among the parameters, and for the classes that are named where one is made again.
         self.spread: Mapping[str, Spread] = {}
         self._classes: Mapping[str, type] = {}
@@ -238,12 +249,12 @@ class FunctionSource:
         self.labels = {leaf.name: leaf.label for spread in self.spread.values() for leaf in spread.leaves()}
         unboxed = _unbox(self.tree, boxed)
         code, arguments = function.__code__, self.tree.args
-        local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed})
+        local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed, *captured})
         self._statics = replace_static_calls(self.tree, function, local, self.error)
         self.parameters = tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
         self.nodes = _in_order(self.tree.body)
         check_syntax(self)
-        stored = [n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        stored = _stored(self.nodes)
         # What is given beyond these, as a tuple
         self.rest = None if arguments.vararg is None else arguments.vararg.arg
         self.locals = frozenset({*self.parameters, *stored} | ({self.rest} if self.rest else set()))
@@ -257,6 +268,19 @@ class FunctionSource:
     def __repr__(self) -> str:
         """Return the function's name and where it is."""
         return f"<source of {self.name}, {self.filename}:{self.tree.lineno}>"
+
+    def _take_functions_out(self, captured: tuple[str, ...]) -> None:
+        """Make device functions of those that are defined within this one, and parameters of what it uses of one around it."""
+        code, nodes = self.function.__code__, _in_order(self.tree.body)
+        if not self._nested and not any(isinstance(part, CodeType) for part in code.co_consts):
+            return  # as almost all
+        local, stored = {*code.co_varnames, *code.co_cellvars, *captured}, _stored(nodes)
+        aliases = _single_aliases(nodes, frozenset(local), {name for name in stored if stored.count(name) == 1})
+        around = {name: function.captured for name, function in self._nested.items()}
+        for name, nested in take_out(self.tree, self.function, captured, around, aliases, self.error).items():
+            self._nested[name] = _NestedFunction(self, nested)
+        first = self.tree.args.posonlyargs or self.tree.args.args
+        first[:0] = [ast.copy_location(ast.arg(name), self.tree) for name in captured]
 
     def error(self, node: Any, message: str, kind: type[KernelError] = KernelError) -> KernelError:
         """Return an error whose message ends in file:line:column, the source line and a caret."""
@@ -501,12 +525,19 @@ class FunctionSource:
     def _local_alias(self, name: str) -> Static | None:
         chain = self._aliases.get(name)
         static = None if chain is None else self.resolve(chain)
-        return static if static is not None and (callable(static.value) or is_module(static.value)) else None
+        if static is None or not (
+            callable(static.value) or isinstance(static.value, Sourced) or is_module(static.value)
+        ):
+            return None
+        return static
 
     def _global(self, node: ast.Name) -> Static:
         if node.id in self._statics:
             value, reached = self._statics[node.id].current()
             return Static(value, "static", value, (), True, False, reached)
+        if node.id in self._nested:
+            function = self._nested[node.id]
+            return Static(function, node.id, function, (), True, False, ())
         if node.id in self._classes:
             kind = self._classes[node.id]
             return Static(kind, kind.__name__, kind, (), True, False, ())
@@ -589,6 +620,10 @@ def _in_order(body: list[ast.stmt]) -> list[Any]:
     return sorted(nodes, key=lambda n: (n.lineno, n.col_offset, -n.end_lineno, -n.end_col_offset))
 
 
+def _stored(nodes: list[Any]) -> list[str]:
+    return [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+
+
 def _single_aliases(nodes: list[Any], local: frozenset[str], once: set[str]) -> dict[str, ast.expr]:
     """Return what local names may stand for that are assigned once: a global name, an attribute chain of one, a gradient."""
     aliases: dict[str, ast.expr] = {}
@@ -656,6 +691,21 @@ class Sourced:
     def source(self) -> FunctionSource:
         """The parsed source."""
         return FunctionSource(self.function, self.role, self.name, file=self.file)
+
+
+class _NestedFunction(Sourced):
+    """A device function that is defined within another function."""
+
+    role: ClassVar[Role] = "func"
+
+    def __init__(self, around: FunctionSource, nested: Nested) -> None:
+        self._around, self._nested = around, nested
+        self.function, self.name, self.captured = nested.function, nested.definition.name, nested.captured
+
+    @functools.cached_property
+    def source(self) -> FunctionSource:
+        """The parsed source."""
+        return FunctionSource(self.function, self.role, self.name, within=(self._around, self._nested))
 
 
 # What other kernel languages have functions for and Python has an expression for.
