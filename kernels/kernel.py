@@ -25,6 +25,7 @@ from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeE
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.kernel_syntax import check_returns
 from numbridge.kernels.language.loaded_source import file_of
+from numbridge.kernels.language.njit_functions import conversions_on_cuda
 from numbridge.kernels.language.source import FunctionSource, Role, Sourced
 from numbridge.kernels.language.static_names import is_cuda_dispatcher
 from numbridge.kernels.language.tuple_parameters import Spread, Structure, leaves, structure_of
@@ -72,13 +73,13 @@ class Kernel(Sourced):
     # Its numbers that come as arrays without dimensions
     _boxed: tuple[str, ...] = ()
 
-    def __init__(self, function: FunctionType, options: dict[str, Any], *, of_cuda_jit: bool = False) -> None:
+    def __init__(self, function: FunctionType, options: dict[str, Any], *, dispatcher: Any = None) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.name = options.pop("name", None) or function.__name__
         self.options = options
         self.file = self.file or file_of(function)
-        self.parameters = (_hinted if of_cuda_jit else _parameters)(function, self.name)
+        self.parameters = _parameters(function, self.name) if dispatcher is None else _hinted(dispatcher, self.name)
         self.source.parameters  # noqa: B018 - what cannot be a kernel is refused where it is declared
         self.variants: Any = None
         # By block, and then by extents (see `native.front`), as long as the program asks this of its threads
@@ -421,12 +422,13 @@ def _unreadable(function: FunctionType, name: str, error: Exception) -> KernelEr
     )
 
 
-def _hinted(function: FunctionType, name: str) -> tuple[Parameter, ...]:
+def _hinted(dispatcher: Any, name: str) -> tuple[Parameter, ...]:
     """Return the parameters of a function of `cuda.jit`, whose annotations may be hints for a reader, which numba.cuda ignores.
 
-    Numbers keep their own types then: `dt: float` says nothing of float32. Where an annotation is numbridge's own, all of
-    them are meant for numbridge.
+    Numbers keep their own types then: `dt: float` says nothing of float32; or they have those of its signature, if it has
+    one. Where an annotation is numbridge's own, all of them are meant for numbridge.
     """
+    function, conversions = dispatcher.py_func, conversions_on_cuda(dispatcher)
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     try:
         given = [_evaluated(function, function.__annotations__.get(n)) for n in names]
@@ -434,7 +436,11 @@ def _hinted(function: FunctionType, name: str) -> tuple[Parameter, ...]:
         raise _unreadable(function, name, error) from error
     if any(map(is_own_annotation, given)):
         return _parameters(function, name)
-    return tuple(Parameter(n, _hint(annotation)) for n, annotation in zip(names, given, strict=True))
+    declared = (None,) * len(names) if conversions is None else conversions.parameters
+    return tuple(
+        Parameter(n, _hint(annotation) if kind is None else annotation_of(kind))
+        for n, annotation, kind in zip(names, given, declared, strict=True)
+    )
 
 
 def _evaluated(function: FunctionType, annotation: Any) -> Any:
@@ -553,7 +559,8 @@ def kernel(
 
 
 def _declared(function: Any, options: dict[str, Any]) -> Kernel:
-    return Kernel(_function_of(function, "kernel"), options, of_cuda_jit=is_cuda_dispatcher(function))
+    dispatcher = function if is_cuda_dispatcher(function) else None
+    return Kernel(_function_of(function, "kernel"), options, dispatcher=dispatcher)
 
 
 @overload

@@ -1,4 +1,7 @@
-"""What `numba.njit` makes of a function besides what its source says: values kept, types declared, defaults. Compiles nothing."""
+"""What `numba.njit` and `cuda.jit` make of a function besides what its source says: values kept, types declared, defaults.
+
+Compiles nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from numbridge.kernels.language.dependencies import Dependency, is_settled
 from numbridge.kernels.language.static_names import instance_of
 
-__all__ = ["Declared", "declared", "kept_values"]
+__all__ = ["Conversions", "Declared", "conversions_on_cuda", "declared", "kept_values"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,42 @@ class Declared:
 
     signatures: tuple[Any, ...]
     variables: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Conversions:
+    """What the numbers are converted to that a function takes and returns.
+
+    Attributes
+    ----------
+    parameters : tuple of (type or None)
+        NumPy's scalar type for each parameter, or None for one that stays what it is.
+    result : type, optional
+        That of what it returns.
+    """
+
+    parameters: tuple[type[np.generic] | None, ...]
+    result: type[np.generic] | None
+
+
+def conversions_on_cuda(dispatcher: Any) -> Conversions | None:
+    """Return what numba.cuda converts numbers to for a function with one signature, ``cuda.jit("int32(int32)", device=True)``.
+
+    Of several signatures it takes the nearest for each call, without a signature what a call brings: None for both.
+    """
+    if dispatcher._can_compile or len(dispatcher.overloads) != 1:
+        return None
+    ((parameters, compiled),) = dispatcher.overloads.items()
+    is_device = dispatcher.targetoptions.get("device")
+    return Conversions(
+        tuple(map(_number_type, parameters)), _number_type(compiled.signature.return_type) if is_device else None
+    )
+
+
+def _number_type(kind: Any) -> type[np.generic] | None:
+    """Return NumPy's scalar type for one of Numba's types, or None if that is not of numbers."""
+    is_number = any(instance_of(kind, "numba.core.types", name) for name in ("Number", "Boolean"))
+    return np.dtype(kind.name).type if is_number else None
 
 
 def declared(dispatcher: Any) -> Declared:

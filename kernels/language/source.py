@@ -38,7 +38,7 @@ from numbridge.kernels.language.intrinsics import Intrinsic, axis_of, intrinsic_
 from numbridge.kernels.language.kernel_syntax import check_syntax
 from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lambda_of, lines_of
 from numbridge.kernels.language.nested_functions import Nested, take_out
-from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
+from numbridge.kernels.language.njit_functions import Conversions, Declared, conversions_on_cuda, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
 from numbridge.kernels.language.static_expressions import replace_static_calls
 from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
@@ -177,6 +177,33 @@ def _unbox(definition: ast.FunctionDef, boxed: Sequence[str]) -> list[str]:
     return [*names.values()]
 
 
+def _convert(definition: ast.FunctionDef, function: FunctionType, conversions: Conversions) -> dict[str, type]:
+    """Convert numbers where a function begins and where it returns, and return what the names stand for that do so."""
+    arguments, code, named = definition.args, function.__code__, {}
+    taken = {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+
+    def converted(kind: type, value: ast.expr) -> ast.expr:
+        name = f"as_{kind.__name__}"
+        while name in taken:
+            name += "_"
+        named[name] = kind
+        call = ast.Call(ast.Name(name, ast.Load()), [value], [])
+        ast.copy_location(call.func, value)
+        return ast.copy_location(call, value)
+
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Return) and node.value is not None and conversions.result is not None:
+            node.value = converted(conversions.result, node.value)
+    begun: list[ast.stmt] = []
+    for argument, kind in zip((*arguments.posonlyargs, *arguments.args), conversions.parameters, strict=False):
+        if kind is not None:
+            given = ast.copy_location(ast.Name(argument.arg, ast.Load()), argument)
+            target = ast.copy_location(ast.Name(argument.arg, ast.Store()), argument)
+            begun.append(ast.copy_location(ast.Assign([target], converted(kind, given)), argument))
+    definition.body = [*begun, *definition.body]
+    return named
+
+
 class FunctionSource:
     """The parsed source of one function, and the questions that the back ends ask about it.
 
@@ -196,6 +223,8 @@ class FunctionSource:
         How parameters are built that are tuples, in whose place come their elements.
     within : FunctionSource and Nested, optional
         The source that it was taken out of, if it is a function within a function, and what was.
+    conversions : Conversions, optional
+        What the numbers are converted to that it takes and returns.
 
     Raises
     ------
@@ -212,6 +241,7 @@ class FunctionSource:
         file: list[str] | None = None,
         structures: Mapping[str, Structure] | None = None,
         within: tuple[FunctionSource, Nested] | None = None,
+        conversions: Conversions | None = None,
     ) -> None:
         self.function = function
         self.role: Role = role
@@ -247,6 +277,8 @@ class FunctionSource:
             self.spread, self._classes = spread_parameters(self.tree, function, structures, self.error)
         # What messages call the parameters that stand for what tuples hold
         self.labels = {leaf.name: leaf.label for spread in self.spread.values() for leaf in spread.leaves()}
+        if conversions is not None:
+            self._classes = {**self._classes, **_convert(self.tree, function, conversions)}
         unboxed = _unbox(self.tree, boxed)
         code, arguments = function.__code__, self.tree.args
         local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed, *captured})
@@ -772,7 +804,8 @@ class Program:
             return self._known.setdefault(id(value.function), value.source)
         if is_cuda_dispatcher(value):
             if id(value.py_func) not in self._known:
-                self._known[id(value.py_func)] = FunctionSource(value.py_func, "func")
+                found = FunctionSource(value.py_func, "func", conversions=conversions_on_cuda(value))
+                self._known[id(value.py_func)] = found
             return self._known[id(value.py_func)]
         # What Numba compiles by itself it also calls by itself; only a derivative is made of its source.
         if not self._gradients:

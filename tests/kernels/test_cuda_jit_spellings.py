@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -152,3 +153,81 @@ def test_parameters_may_have_defaults_which_a_launch_passes():
     assert x.numpy().tolist() == x.grad.numpy().tolist() == [3] * 3
     with pytest.raises(nb.NumbridgeTypeError, match=r"takes 2 arguments \(x, factor\), got 1"):
         kernel[1, 3](x)
+
+
+@pytest.fixture
+def a_device_to_compile_for(monkeypatch):
+    """Let `cuda.jit` compile for what its signatures say without a GPU, as it does where it decorates; kernels it only notes."""
+    from numba.cuda import dispatcher
+
+    device, noted = SimpleNamespace(compute_capability=(9, 0)), SimpleNamespace(entry_point=None)
+
+    def compile_kernel(dispatcher, kinds):
+        dispatcher.overloads[kinds] = noted
+
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: device)
+    monkeypatch.setattr(dispatcher.CUDADispatcher, "compile", compile_kernel)
+
+
+@pytest.mark.usefixtures("a_device_to_compile_for")
+def test_numbers_are_converted_to_what_a_signature_says():
+    @cuda.jit("int32(int32, float32)", device=True)
+    def cut(n, weight):
+        return 2.75 * n * weight
+
+    @cuda.jit("void(float64[:], int8, float32, complex64, boolean)")
+    def kernel(y, n, weight, z, flag):
+        y[0] = cut(3.9, 1.1)
+        y[1] = cuda.popc(n)
+        y[2] = weight
+        y[3] = z.imag if flag else 0.0
+
+    y = np.zeros(4)
+    made = nb.kernel(kernel)
+    made[1, 1](y, -1, 0.1, 0.1j, True)
+    expected = [int(2.75 * 3 * np.float32(1.1)), 8, np.float32(0.1), np.float32(0.1)]
+    assert y.tolist() == expected
+    there = np.zeros(4)
+    with emulated_cuda() as device:
+        made[1, 1](device.on_device(there), -1, 0.1, 0.1j, True)
+    assert there.tolist() == expected
+    with pytest.raises(nb.NumbridgeTypeError, match=r"parameter 'n'.*int8"):
+        made[1, 1](y, 2.5, 0.1, 0.1j, True)
+    with pytest.raises(nb.NumbridgeError, match=r"parameter 'n'.*int8"):
+        made[1, 1](y, 300, 0.1, 0.1j, True)
+
+
+@pytest.mark.usefixtures("a_device_to_compile_for")
+def test_gradients_go_through_what_a_signature_converts():
+    @cuda.jit("float32(float32)", device=True)
+    def square(x):
+        return x * x
+
+    @nb.kernel
+    def kernel(x, y):
+        i = nb.tid()
+        y[i] = square(x[i])
+
+    x = nb.array([1.0, 2.0], dtype=nb.float64, requires_grad=True)
+    y = nb.zeros(2, dtype=nb.float64, requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(kernel, 2, [x, y])
+    tape.backward(grads={y: nb.ones(2, dtype=nb.float64)})
+    assert x.grad.list() == [2.0, 4.0]
+
+
+@pytest.mark.usefixtures("a_device_to_compile_for")
+def test_several_signatures_convert_nothing():
+    @cuda.jit(["float32(float32)", "float64(float64)"], device=True)
+    def third(x):
+        return x / 3.0
+
+    @nb.kernel
+    def kernel(y: nb.array[nb.float64], z: nb.array[nb.float32], x: nb.float64):
+        y[0] = third(x)
+        z[0] = third(nb.float32(x))
+
+    y, z = np.zeros(1), np.zeros(1, np.float32)
+    nb.launch(kernel, 1, [y, z, 1.0])
+    assert y[0] == 1 / 3
+    assert z[0] == np.float32(1) / np.float32(3)
