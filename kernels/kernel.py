@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar, overload
 
+import numpy as np
+
 from numbridge.kernels.annotations import (
     ArrayAnnotation,
     ElementAnnotation,
@@ -28,8 +30,9 @@ from numbridge.kernels.language.loaded_source import file_of
 from numbridge.kernels.language.njit_functions import conversions_on_cuda
 from numbridge.kernels.language.source import FunctionSource, Role, Sourced
 from numbridge.kernels.language.static_names import is_cuda_dispatcher
-from numbridge.kernels.language.tuple_parameters import Spread, Structure, leaves, structure_of
+from numbridge.kernels.language.tuple_parameters import Spread, Structure, is_record, leaves, structure_of
 from numbridge.kernels.machine import front
+from numbridge.kernels.numpy_arrays import array_of_record
 
 __all__ = ["Boxed", "Flattened", "Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
 
@@ -100,14 +103,14 @@ class Kernel(Sourced):
     def flattened(self, arguments: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
         """Return the kernel that takes what tuples among its arguments hold one by one, and these; or both as they are."""
         for argument in arguments:
-            if argument is None or isinstance(argument, tuple):
+            if argument is None or isinstance(argument, tuple | np.void):
                 break
         else:
             return self, arguments
         if len(arguments) != len(self.parameters):
             return self, arguments
         pairs = zip(self.parameters, arguments, strict=True)
-        key = tuple(structure_of(argument) if p.may_be(argument) else None for p, argument in pairs)
+        key = tuple(structure_of(argument, records=True) if p.may_be(argument) else None for p, argument in pairs)
         if not any(key):
             return self, arguments
         taken: list[Any] = []
@@ -115,7 +118,7 @@ class Kernel(Sourced):
             if structure is None:
                 taken.append(argument)
             else:
-                taken.extend(leaves(argument))
+                taken.extend(array_of_record(leaf) if is_record(leaf) else leaf for leaf in leaves(argument))
         return self.flattened_for(key), taken
 
     def flattened_for(self, structures: tuple[Structure | None, ...]) -> Kernel:

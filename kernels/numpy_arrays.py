@@ -15,7 +15,7 @@ from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as layout
 
-__all__ = ["check_layout", "is_masked", "records_of", "refuse_mask", "why_unreadable"]
+__all__ = ["array_of_record", "check_layout", "is_masked", "records_of", "refuse_mask", "why_unreadable"]
 
 
 def check_layout() -> None:
@@ -43,6 +43,28 @@ def check_layout() -> None:
     wanted = (sample.ctypes.data, 2, 2, sample.strides[0], sample.dtype.num, True)
     if found != wanted:
         raise ConversionError(f"NumPy {np.__version__} lays its arrays out in a way that numbridge does not know")
+
+
+class _MemoryOfRecord:
+    """What NumPy makes an array without dimensions of, on the memory of a record, and keeps."""
+
+    def __init__(self, record: np.void) -> None:
+        # NumPy hands a record's memory out as read-only, whether or not it is.
+        held = np.ndarray((), record.dtype, buffer=record)
+        self.record = record
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (),
+            "typestr": record.dtype.str,
+            "descr": record.dtype.descr,
+            "data": (held.ctypes.data, not record.flags.writeable),
+        }
+
+
+def array_of_record(record: np.void) -> np.ndarray[Any, Any]:
+    """Return an array without dimensions on the memory of a record, writable if the record is."""
+    array = np.asarray(_MemoryOfRecord(record))
+    return array.view(record.dtype)
 
 
 def records_of(array: np.ndarray[Any, Any]) -> Any:

@@ -66,8 +66,9 @@ class SpreadTable:
         nodes, kinds, leaves = list[int](), list[Any](), 0
         for name, argument in zip(names, arguments, strict=True):
             for depth, kind, count in _nodes(argument, is_spread=name in structures):
-                # What iterates in a way of its own is left to Python; so is what is nested deeper than compiled code goes.
-                if depth > nb.MAX_DEPTH or (count >= 0 and kind is not None and kind.__iter__ is not tuple.__iter__):
+                # What iterates in a way of its own is left to Python, as records are; so is what is nested deeper than compiled
+                # code goes.
+                if depth > nb.MAX_DEPTH or (count >= 0 and kind is not None and not _iterates_as_tuple(kind)):
                     return
                 nodes += [0 if kind is None else id(kind), count]
                 if kind is None:
@@ -99,10 +100,17 @@ class SpreadTable:
         self._spreads = kept
 
 
+def _iterates_as_tuple(kind: type) -> bool:
+    return getattr(kind, "__iter__", None) is tuple.__iter__
+
+
 def _nodes(value: Any, depth: int = 0, *, is_spread: bool) -> Iterator[tuple[int, Any, int]]:
     """Yield how deep each part of an argument lies, its class and how much it holds if it is a tuple that is spread."""
     if is_spread and value is None:
         yield depth, type(value), nb.NODE_OF_NONE
+        return
+    if is_spread and isinstance(value, np.void):
+        yield depth, type(value), 1
         return
     if not is_spread or not isinstance(value, tuple):
         yield depth, None, 0

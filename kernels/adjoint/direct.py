@@ -21,9 +21,10 @@ from numbridge.kernels.cuda_backend.launch_memory import LaunchMemory
 from numbridge.kernels.element_types.element_arguments import element_flags, full_shape
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
-from numbridge.kernels.language.tuple_parameters import leaves
+from numbridge.kernels.language.tuple_parameters import is_record, leaves
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.numpy_arrays import array_of_record
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.variant import variants_of
 
@@ -81,7 +82,7 @@ def _beside(parameter: Parameter, argument: Any, adjoint: Any) -> Iterable[Any]:
             f"the adjoint of parameter {parameter.name!r}: the argument is None, which has no gradient; pass None"
         )
     if not isinstance(argument, tuple):
-        return (adjoint,)
+        return (array_of_record(adjoint) if is_record(adjoint) else adjoint,)
     if adjoint is None:
         return (None for _ in leaves(argument))
     if not isinstance(adjoint, tuple | list) or len(adjoint) != len(argument):

@@ -1,8 +1,9 @@
 """Parameters that are tuples: a kernel becomes one that takes what they hold, one by one, and says so in its syntax tree.
 
 What reads one element of such a tuple reads that parameter; where the tuple itself is needed, it is made again. None is a tuple
-that holds nothing: what asks whether a parameter is None is answered, and what would run otherwise is left out. So everything
-behind this knows numbers and arrays only. Works on `ast` and on the structure of arguments; nothing is resolved or compiled.
+that holds nothing: what asks whether a parameter is None is answered, and what would run otherwise is left out. A record, such
+as ``records[0]``, is an array without dimensions. So everything behind this knows numbers and arrays only. Works on `ast` and on
+the structure of arguments; nothing is resolved or compiled.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from types import FunctionType, NoneType
 from typing import Any
 
+import numpy as np
+
 from numbridge.kernels.errors import KernelError
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "Spread",
     "Structure",
     "is_named_tuple",
+    "is_record",
     "leaves",
     "rebuilt",
     "remade",
@@ -37,7 +41,8 @@ class Structure:
     Attributes
     ----------
     kind : type
-        `tuple`, or a class of named tuples; `NoneType` for None, which is taken for a tuple of nothing.
+        `tuple`, or a class of named tuples; `NoneType` for None, which is taken for a tuple of nothing; `numpy.void` for a
+        record, which holds the array that its memory is.
     items : tuple of (Structure or None)
         The same of each of its elements; None for one that is no tuple.
     """
@@ -47,14 +52,19 @@ class Structure:
 
     def called(self, place: int) -> str:
         """Return the field or the index of an element as a name that may follow another."""
+        if self is _RECORD:
+            return "record"
         return str(self.kind._fields[place]) if is_named_tuple(self.kind) else str(place)
 
     def written(self, place: int) -> str:
         """Return how an element is read, as Python writes it."""
+        if self is _RECORD:
+            return ""
         return f".{self.called(place)}" if is_named_tuple(self.kind) else f"[{place}]"
 
 
 _NOTHING = Structure(NoneType, ())
+_RECORD = Structure(np.void, (None,))
 
 
 @dataclass(frozen=True)
@@ -92,14 +102,25 @@ def is_named_tuple(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-def structure_of(value: Any) -> Structure | None:
-    """Return how a tuple is built, or None for anything else; other classes of tuples, such as `torch.Size`, are plain ones."""
+def structure_of(value: Any, *, records: bool = False) -> Structure | None:
+    """Return how a tuple is built, or None for anything else; other classes of tuples, such as `torch.Size`, are plain ones.
+
+    With `records`, a record is one of its memory.
+    """
     if value is None:
         return _NOTHING
+    if records and is_record(value):
+        return _RECORD
     if not isinstance(value, tuple):
         return None
     kind = type(value)
-    return Structure(kind if is_named_tuple(kind) else tuple, tuple(map(structure_of, value)))
+    items = tuple(structure_of(item, records=records) for item in value)
+    return Structure(kind if is_named_tuple(kind) else tuple, items)
+
+
+def is_record(value: Any) -> bool:
+    """Tell whether something is an element of a NumPy array of records."""
+    return isinstance(value, np.void) and value.dtype.names is not None
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -292,7 +313,7 @@ class _Writer(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         """Answer what asks whether a parameter is None."""
         self.generic_visit(node)
-        found = self._tuple(node.left)
+        _, found = self._tuples.get(id(node.left), (None, None))
         match node:
             case ast.Compare(ops=[ast.Is() | ast.Eq()], comparators=[ast.Constant(value=None)]) if found:
                 return self._decide(node, found.is_none)
@@ -319,6 +340,11 @@ class _Writer(ast.NodeTransformer):
         """Return an element of a tuple, or a tuple, as an expression at some place."""
         if isinstance(item, Leaf):
             return ast.copy_location(ast.Name(item.name, ast.Load()), place)
+        if item.structure is _RECORD:
+            element = ast.Subscript(self.expression(item.items[0], place), ast.Tuple([], ast.Load()), ast.Load())
+            self._tuples[id(element)] = element, item
+            ast.copy_location(element.slice, place)
+            return ast.copy_location(element, place)
         parts = [self.expression(part, place) for part in item.items]
         made: ast.expr = ast.Constant(None) if item.is_none else ast.Tuple(parts, ast.Load())
         if is_named_tuple(item.structure.kind):
@@ -332,7 +358,7 @@ class _Writer(ast.NodeTransformer):
 
     def _tuple(self, node: ast.AST) -> Spread | None:
         _, found = self._tuples.get(id(node), (None, None))
-        return found
+        return None if found is None or found.structure is _RECORD else found
 
     def _present(self, node: ast.expr) -> Spread | None:
         """Return what stands for the elements of a tuple, and refuse to read those of None."""

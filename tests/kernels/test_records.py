@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 
 import ml_dtypes
@@ -452,3 +453,89 @@ def test_a_field_that_cuda_does_not_write_is_named():
 def halve(p):
     i = nb.tid()
     p[i].x = 0.5 * p[i].x
+
+
+@nb.kernel
+def moved(out, p, by):
+    i = nb.tid()
+    out[i] = p.x + p["mass"] * by + i
+
+
+@nb.kernel
+def changed(p, by):
+    p.x += by
+    p["kind"] = 3
+
+
+@pytest.mark.parametrize("as_record", [lambda a: a[1], lambda a: np.rec.array(a)[1], lambda a: a[1].copy()])
+def test_a_record_is_an_argument(as_record):
+    record = as_record(particles())
+    for _ in range(2):
+        out = np.zeros(2)
+        nb.launch(moved, 2, [out, record, 4.0])
+        assert out.tolist() == [3.0, 4.0]
+    moved[1, 2](out, record, 6.0)
+    assert out.tolist() == [4.0, 5.0]
+    nb.launch(changed, 1, [record, 0.5])
+    assert (record["x"], record["mass"], record["kind"]) == (1.5, 0.5, 3)
+
+
+def test_a_record_is_memory_of_its_array():
+    p = particles()
+    nb.launch(changed, 1, [p[2], 1.0])
+    assert p["x"].tolist() == [0, 1, 3, 3, 4, 5]
+    assert p["kind"].tolist() == [7, 7, 3, 7, 7, 7]
+    p.flags.writeable = False
+    with pytest.raises(nb.BufferAccessError, match=r"kernel 'changed', parameter 'p': .*read-only"):
+        nb.launch(changed, 1, [p[2], 1.0])
+    out = np.zeros(1)
+    nb.launch(moved, 1, [out, p[2], 2.0])
+    assert out[0] == 4.0
+
+
+def test_records_that_are_gone():
+    command = nb.launch(moved, 1, [np.zeros(1), particles()[3], 2.0], record_cmd=True)
+    out = np.zeros(1)
+    command.set_param_at_index(0, out)
+    gc.collect()
+    command.launch()
+    assert out[0] == 4.0
+
+
+def test_records_within_tuples_and_in_functions():
+    @nb.func
+    def total(p, by):
+        return p.x + p.mass * by
+
+    @nb.kernel
+    def kernel(out, pair, other):
+        i = nb.tid()
+        p, by = pair
+        if pair[0] is not None and other is None:
+            out[i] = total(p, by) + pair[0].kind
+
+    out = np.zeros(2)
+    nb.launch(kernel, 2, [out, (particles()[1], 2.0), None])
+    assert out.tolist() == [9.0, 9.0]
+
+
+def test_gradients_beside_a_record():
+    @nb.kernel
+    def scaled(x, p, y):
+        i = nb.tid()
+        y[i] = x[i] * p.mass
+
+    x, y = nb.array([1.0, 2.0], requires_grad=True), nb.zeros(2, requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(scaled, 2, [x, particles()[0], y])
+    tape.backward(grads={y: nb.ones(2)})
+    assert x.grad.list() == [0.5, 0.5]
+    adjoint = particles()[0]
+    adjoints = {"adj_inputs": [None, adjoint], "adj_outputs": [np.ones(2, np.float32)]}
+    nb.launch(scaled, 2, [x, particles()[0]], [y], **adjoints, adjoint=True)
+    assert adjoint["mass"] == 0.5 + 3.0
+
+
+def test_memory_without_fields_is_no_record():
+    with pytest.raises(nb.NumbridgeTypeError, match=r"parameter 'p': an object of type numpy.void is no array"):
+        nb.launch(moved, 1, [np.zeros(1), np.void(b"abcd"), 1.0])
