@@ -38,10 +38,13 @@ REDUCTIONS: dict[Any, str] = {
     **dict.fromkeys((np.min, np.amin), "min"),
     np.argmax: "argmax",
     np.argmin: "argmin",
+    np.nanmax: "nanmax",
+    np.nanmin: "nanmin",
+    np.count_nonzero: "count_nonzero",
     np.dot: "dot",
     np.vdot: "vdot",
 }
-METHODS = frozenset(REDUCTIONS.values()) - {"vdot"}
+METHODS = frozenset(REDUCTIONS.values()) - {"vdot", "nanmax", "nanmin", "count_nonzero"}
 _PRODUCTS = ("dot", "vdot")
 # Loops over fewer elements, where their number is a constant, are written out.
 _MOST_WRITTEN_OUT = 8
@@ -76,7 +79,22 @@ class Reductions(Expressions):
             return self._total(node, views[0], kind, start, ast.Mult() if product else ast.Add())
         if name in ("mean", "var", "std"):
             return self._moment(node, name, views[0], kinds[0])
+        if name == "count_nonzero":
+            return self._count(node, views[0], kinds[0])
         return self._extreme(node, name, views[0])
+
+    def _count(self, node: ast.expr, view: View | Window, kind: Any) -> Value:
+        """Return how many elements are not zero."""
+        if inference.complex_of(kind) is not None:
+            raise self._refused(
+                node, "count_nonzero of complex numbers has no derivative; compare their parts in a loop"
+            )
+
+        def step(held: list[Value], items: list[Value], places: tuple[Value, ...]) -> list[Value]:
+            differs = self.cast(self.apply("ne", items[0], self.zero(kind)), types.int64)
+            return [self.apply("add", held[0], differs)]
+
+        return self._folded(node, [view], self._extents_of(view), [self.constant(0)], step)[0]
 
     def _number_kind(self, node: ast.expr, what: str, view: View | Window) -> Any:
         """Return the type of the numbers in an array."""
@@ -219,19 +237,26 @@ class Reductions(Expressions):
         return isinstance(found, View | Window) and len(self._extents(found)) == 1
 
     def _extreme(self, node: ast.expr, name: str, view: View | Window, *, of_python: bool = False) -> Value:
-        """Return the greatest or the least element, or its place among all; the first NaN is either, but for Python's."""
+        """Return the greatest or the least element, or its place among all.
+
+        The first NaN is either, but for Python's functions, and for those that pass NaN over.
+        """
         kind = self._number_kind(node, name, view)
         if inference.complex_of(kind) is not None:
             raise self._refused(node, f"{name} of complex numbers has no derivative; compare their parts in a loop")
         extents = self._extents_of(view)
         key = "gt" if name.endswith("max") else "lt"
-        start = self.constant(_bound(kind, least=key == "gt"), kind)
+        passes_nan = name.startswith("nan") and isinstance(kind, types.Float)
+        start = self.constant(np.nan if passes_nan else _bound(kind, least=key == "gt"), kind)
 
         def step(held: list[Value], items: list[Value], places: tuple[Value, ...]) -> list[Value]:
             best, item = held[0], self.value("item", kind)
             self.add(Compute(item, Function(HELD, "{0}", None), [items[0]]))
             takes = self.apply(key, item, best)
-            if isinstance(kind, types.Float):
+            if passes_nan:
+                is_first = self._checked(node, _BIT_AND, [self.apply("ne", best, best), self.apply("eq", item, item)])
+                takes = self._checked(node, _BIT_OR, [takes, is_first])
+            elif isinstance(kind, types.Float):
                 unordered = self.apply("ne", item, item)
                 if of_python:  # which compares with what it begins with, and then with numbers that are greater
                     unordered = self._checked(

@@ -1,8 +1,8 @@
 """What kernels call in place of some of NumPy's functions of arrays, on the CPU and on CUDA alike.
 
-Numba's `np.max` and `np.min` do not take arrays that a kernel only reads. Its products of rows are BLAS's, which takes contiguous
-rows of one type, and which CUDA has not; for others it wants memory for a copy. Here such calls are loops. Importing this module
-imports Numba, so only code that is about to compile does.
+Numba's `np.max`, `np.min`, `np.nanmax`, `np.nanmin` and `np.count_nonzero` do not take arrays that a kernel only reads. Its
+products of rows are BLAS's, which takes contiguous rows of one type, and which CUDA has not; for others it wants memory for a copy.
+Here such calls are loops. Importing this module imports Numba, so only code that is about to compile does.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def _marker(name: str) -> Any:
 
 
 _max, _min, _dot, _vdot, _matmul = map(_marker, ("max", "min", "dot", "vdot", "matmul"))
+_nanmax, _nanmin, _count_nonzero = map(_marker, ("nanmax", "nanmin", "count_nonzero"))
 
 
 def _extreme(name: str, better: Any, of_numpy: Any) -> Callable[[Any], Any]:
@@ -71,6 +72,44 @@ def _extreme(name: str, better: Any, of_numpy: Any) -> Callable[[Any], Any]:
         return of_row if a.ndim == 1 else of_array
 
     return _without_annotations(implementation)
+
+
+def _extreme_of_numbers(name: str, better: Any, of_all: Any) -> Callable[[Any], Any]:
+    """Return the implementation of the greatest or the least of what is no NaN, which is NaN where there is nothing else."""
+    message = f"zero-size array to reduction operation {name}, which has no identity"
+
+    def implementation(a: Any) -> Any:
+        if not isinstance(a, types.Array) or not isinstance(a.dtype, types.Float):
+            return of_all(a)
+        start = as_dtype(a.dtype).type(np.nan)
+
+        def of_array(a):  # type: ignore[no-untyped-def]
+            if a.size == 0:
+                raise ValueError(message)
+            best = start
+            for view in np.nditer(a):
+                item = view.item()  # type: ignore[attr-defined]
+                if item == item and not better(best, item):
+                    best = item
+            return best
+
+        return of_array
+
+    return _without_annotations(implementation)
+
+
+def _nonzero(a: Any) -> Any:
+    if not isinstance(a, types.Array) or not isinstance(a.dtype, types.Number | types.Boolean):
+        return None
+
+    def of_array(a):  # type: ignore[no-untyped-def]
+        count = 0
+        for view in np.nditer(a):
+            if view.item():  # type: ignore[attr-defined]
+                count += 1
+        return count
+
+    return of_array
 
 
 def _end(kind: Any, *, least: bool) -> Any:
@@ -123,8 +162,12 @@ def _is_of_blas(a: Any, b: Any) -> bool:
 
 
 _PRODUCTS = ((_dot, np.dot), (_vdot, np.vdot), (_matmul, operator.matmul))
-overload(_max)(_extreme("maximum", operator.gt, np.max))
-overload(_min)(_extreme("minimum", operator.lt, np.min))
+_greatest, _least = _extreme("maximum", operator.gt, np.max), _extreme("minimum", operator.lt, np.min)
+overload(_max)(_greatest)
+overload(_min)(_least)
+overload(_nanmax)(_extreme_of_numbers("fmax", operator.gt, _greatest))
+overload(_nanmin)(_extreme_of_numbers("fmin", operator.lt, _least))
+overload(_count_nonzero)(_without_annotations(_nonzero))
 for _function, _of_numpy in _PRODUCTS:
     overload(_function, target="cpu")(_product(_of_numpy, blas=True))
 
@@ -138,6 +181,9 @@ def register(overload_on_cuda: Any) -> None:
 NAMES: dict[str, Any] = {
     "_nb_max_of": _max,
     "_nb_min_of": _min,
+    "_nb_nanmax_of": _nanmax,
+    "_nb_nanmin_of": _nanmin,
+    "_nb_count_nonzero_of": _count_nonzero,
     "_nb_dot_of": _dot,
     "_nb_vdot_of": _vdot,
     "_nb_matmul_of": _matmul,

@@ -70,6 +70,9 @@ _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsiz
 _OF_ARRAYS: dict[Any, str] = {
     **dict.fromkeys((np.max, np.amax), "_nb_max_of"),
     **dict.fromkeys((np.min, np.amin), "_nb_min_of"),
+    np.nanmax: "_nb_nanmax_of",
+    np.nanmin: "_nb_nanmin_of",
+    np.count_nonzero: "_nb_count_nonzero_of",
     np.dot: "_nb_dot_of",
     np.vdot: "_nb_vdot_of",
 }

@@ -95,6 +95,43 @@ def test_extremes_are_those_of_numpy(dtype):
 
 
 @nb.kernel
+def passing_over_nan(x, y):
+    i = nb.tid()
+    y[i, 0], y[i, 1] = np.nanmax(x[i]), np.nanmin(x[i, ::-1])
+    y[i, 2], y[i, 3] = np.nanmax(x), np.nanmin(x)
+    y[i, 4] = np.count_nonzero(x[i]) + 10 * np.count_nonzero(x)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int16, np.uint64, np.bool_])
+def test_nan_is_passed_over_and_what_is_not_zero_counted(dtype):
+    x = np.array(SPECIAL[:1] if dtype in (np.int16, np.uint64) else [*SPECIAL, [math.nan, -math.inf, *[math.nan] * 3]])
+    x = (np.abs(x) if dtype is np.uint64 else x).astype(dtype)
+    here, there = on_both(passing_over_nan, len(x), [x, np.zeros((len(x), 5))])
+    of_all = [np.nanmax(x), np.nanmin(x)]
+    wanted = [[np.nanmax(r), np.nanmin(r), *of_all, np.count_nonzero(r) + 10 * np.count_nonzero(x)] for r in x]
+    assert np.array_equal(here, np.array(wanted, float))
+    assert np.array_equal(there, here)
+
+
+@nb.kernel
+def of_numbers(x, y):
+    i = nb.tid()
+    y[i] = np.nanmax(x[i]) * 2.0 + np.nanmin(x[i]) * np.count_nonzero(x[i])
+
+
+def test_gradients_go_to_what_is_no_nan():
+    x = np.array(
+        [[math.nan, 3.0, 3.0, 1.0], [math.nan] * 4, [math.nan, math.nan, -math.inf, math.nan], [0.0, 0.0, 2.0, 0.0]]
+    )
+    g, one = np.zeros_like(x), np.ones(4)
+    nb.launch(of_numbers, 4, [x], [np.zeros(4)], adj_inputs=[g], adj_outputs=[one], adjoint=True)
+    assert g.tolist() == [[0, 2, 0, 4], [6, 0, 0, 0], [0, 0, 6, 0], [1, 0, 2, 0]]
+    made = np.zeros(1)
+    nb.launch(of_numbers, 1, [np.full((1, 2), math.nan), made])
+    assert np.isnan(made).all()
+
+
+@nb.kernel
 def largest(x, y):
     i = nb.tid()
     y[i] = np.max(x[i]) * 2.0 + min(x[i]) + x[i, np.argmin(x[i])]
