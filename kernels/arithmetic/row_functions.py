@@ -1,7 +1,7 @@
 """What kernels call in place of some of NumPy's functions of arrays, on the CPU and on CUDA alike.
 
 Numba's `np.max`, `np.min`, `np.nanmax`, `np.nanmin` and `np.count_nonzero` do not take arrays that a kernel only reads. Its
-products of rows are BLAS's, which takes contiguous rows of one type, and which CUDA has not; for others it wants memory for a copy.
+products of rows are BLAS's, for contiguous rows of one type, and not on CUDA; for others it wants memory for a copy.
 Here such calls are loops. Importing this module imports Numba, so only code that is about to compile does.
 """
 
