@@ -350,7 +350,10 @@ class Calls(Reductions):
         extents = shape if isinstance(shape, tuple) else (shape,)
         of = "local" if called == "_nb_local_array" else "shared"
         if made is node:
-            kind = inference.dtype_of(self._static(dtype))
+            asked = self._static(dtype)
+            kind = inference.dtype_of(asked)
+            if isinstance(asked, types.Record) or isinstance(kind, types.Record):
+                raise self._refused(node, f"{of} arrays of records have no derivative; use an array for each field")
             kind = inference.parts_of(kind) or kind
         else:
             element = self._static(node.args[1])

@@ -47,7 +47,7 @@ from numbridge.kernels.cpu_backend.stack_runs import with_runs
 from numbridge.kernels.cpu_backend.totals import PRIVATE, total_array
 from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
 from numbridge.kernels.element_types.component_range import check_components
-from numbridge.kernels.element_types.numba_records import numba_record
+from numbridge.kernels.element_types.numba_records import numba_record, with_own_records
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.parsing import parsed
@@ -223,7 +223,7 @@ def _vectors_within_threads() -> Iterator[None]:
 
 def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *, fastmath: bool) -> dict[str, Any]:
     """Return the globals of a text, with all that generated text may refer to."""
-    names = substituted(namespace)
+    names = with_own_records(substituted(namespace))
     options = {"_nrt": False, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     names["_nb_device"] = njit(fastmath=fastmath, **options)
     names["_nb_inlined"] = njit(fastmath=fastmath, forceinline=True, **options)

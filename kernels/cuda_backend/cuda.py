@@ -38,7 +38,7 @@ from numbridge.kernels.cuda_backend.ids_together import STEPS
 from numbridge.kernels.cuda_backend.linked_code import objects_of
 from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
 from numbridge.kernels.element_types.component_range import check_components
-from numbridge.kernels.element_types.numba_records import numba_record, register_copies
+from numbridge.kernels.element_types.numba_records import numba_record, register_copies, with_own_records
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.rewriting import CUDA_MODULE
@@ -209,7 +209,7 @@ def compile_ptx(
     KernelError
         If numba.cuda cannot compile the source: what is wrong, where, and its own message.
     """
-    names: dict[str, Any] = dict(namespace)
+    names = with_own_records(namespace)
     names[CUDA_MODULE] = cuda
     names["_nb_device"] = cuda.jit(device=True, fastmath=fastmath)
     names["_nb_nonnegative"] = cuda_intrinsics.nonnegative

@@ -8,6 +8,7 @@ module imports Numba, so only code that is about to compile does.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ from numba.core.datamodel import models
 from numba.core.errors import NumbaError, TypingError
 from numba.core.typeconv import Conversion
 from numba.extending import lower_cast, register_model
-from numba.np.numpy_support import from_dtype
+from numba.np.numpy_support import as_dtype, from_dtype
 
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.errors import ConversionError
 from numbridge.kernels.scalars import ALL
 
-__all__ = ["ReadOnlyRecord", "numba_record", "register_copies"]
+__all__ = ["ReadOnlyRecord", "numba_record", "register_copies", "with_own_records"]
 
 
 class ReadOnlyNested(types.NestedArray):
@@ -127,6 +128,20 @@ def _numba_type(dtype: np.dtype[Any]) -> Any:
         return OwnRecord(fields, dtype.itemsize, dtype.isalignedstruct)
     row = next((row for row in ALL if row.numpy == dtype), None)
     return (row and narrow_float(row)) or from_dtype(dtype)
+
+
+def with_own_records(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a text refers to, with the types of arguments' records for structured dtypes and for Numba's records.
+
+    So local and shared memory holds what arguments hold.
+    """
+    return {name: _own_record(value) for name, value in namespace.items()}
+
+
+def _own_record(value: Any) -> Any:
+    if isinstance(value, types.Record) and not isinstance(value, OwnRecord):
+        value = as_dtype(value)
+    return _numba_type(value) if isinstance(value, np.dtype) and value.names is not None else value
 
 
 @functools.cache

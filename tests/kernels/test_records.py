@@ -8,12 +8,15 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
+from numba import cuda
+from numba.np.numpy_support import from_dtype
 
 import numbridge as nb
 
 N = 6
 PARTICLE = np.dtype([("x", np.float32), ("mass", np.float64), ("kind", np.int32)], align=True)
 PACKED = np.dtype([("flag", np.uint8), ("x", np.float32), ("mass", np.float64), ("kind", np.int16)])
+OF_NUMBA = from_dtype(PACKED)
 NESTED = np.dtype([("v", np.float32, (3,)), ("inner", PARTICLE)], align=True)
 
 
@@ -453,6 +456,30 @@ def test_a_field_that_cuda_does_not_write_is_named():
 def halve(p):
     i = nb.tid()
     p[i].x = 0.5 * p[i].x
+
+
+@nb.kernel
+def turned_round(p, q):
+    tile = cuda.shared.array(N, PACKED)
+    i = cuda.threadIdx.x
+    own = cuda.local.array(2, OF_NUMBA)
+    own[1] = p[i]
+    own[1].x += 0.5
+    tile[i] = own[1]
+    cuda.syncthreads()
+    q[i] = tile[N - 1 - i]
+
+
+def test_records_in_local_and_shared_memory():
+    p, q = particles(PACKED), np.zeros(N, PACKED)
+    turned_round[1, N](p, q)
+    wanted = p.copy()[::-1]
+    wanted["x"] += 0.5
+    assert q.tolist() == wanted.tolist()
+    with pytest.raises(
+        nb.KernelUnsupportedError, match="shared arrays of records have no derivative; use an array for each"
+    ):
+        nb.launch(turned_round, N, [p, q], adj_inputs=[p.copy(), q.copy()], adjoint=True, block_dim=N)
 
 
 @nb.kernel
