@@ -25,6 +25,7 @@ __all__ = [
     "check_differentiable",
     "existing_gradient",
     "gradient_of",
+    "has_shared_gradient",
     "inherit_gradient",
     "is_required",
     "require_gradient",
@@ -32,6 +33,7 @@ __all__ = [
     "retains_gradient",
     "root_of",
     "set_gradient",
+    "share_gradient",
 ]
 
 _creating = threading.RLock()
@@ -164,6 +166,17 @@ def set_gradient(array: Array, value: Any) -> None:
         gradient = None if room.gradient_of(array._source, False) is not None else gradient
     if state is not None or gradient is not None:
         _state(array).gradient = gradient
+
+
+def share_gradient(array: Array, value: Any) -> None:
+    """Make `value` what kernels add an array's gradient to, and leave that of its tensor, which would be a copy, as it is."""
+    _state(array).gradient = _checked(array, value)
+
+
+def has_shared_gradient(array: Array) -> bool:
+    """Tell whether an array, or the one that it is a view of, has a gradient apart from its tensor's."""
+    state = root_of(array)._extra
+    return state is not None and state.gradient is not None
 
 
 def _checked(array: Array, value: Any) -> Array:

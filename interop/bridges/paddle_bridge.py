@@ -247,7 +247,8 @@ def from_paddle(
     requires_grad : bool, optional
         By default the array follows the tensor's ``stop_gradient``, now and later, unless `grad` is given, which implies it.
     grad : paddle.Tensor or Array, optional
-        The gradient, which Paddle copies into the tensor's own; by default that, which Paddle allocates when it is first needed.
+        What kernels add the gradient to; the tensor's own stays as it is, into which Paddle would copy. By default it is the
+        tensor's own, which Paddle allocates when it is first needed.
     return_ctype : bool
         Return a light descriptor instead: kernels take it, and nothing else does.
     retain_grad : bool
@@ -258,7 +259,8 @@ def from_paddle(
     BufferAccessError, DeviceError
         If the tensor is sparse, has no memory, or lies on another kind of device.
     """
-    return keep_lent(adopted(t, "paddle", _tensor, dtype, requires_grad, grad, return_ctype, retain_grad))
+    made = adopted(t, "paddle", _tensor, dtype, requires_grad, grad, return_ctype, retain_grad, holds_gradients=False)
+    return keep_lent(made)
 
 
 def _tensor(t: Any) -> Any:

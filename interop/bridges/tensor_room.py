@@ -10,7 +10,7 @@ from typing import Any
 
 from numbridge.arrays.array import Array
 from numbridge.arrays.contents import same_dtype
-from numbridge.arrays.gradients import check_differentiable, existing_gradient, root_of
+from numbridge.arrays.gradients import check_differentiable, existing_gradient, root_of, share_gradient
 from numbridge.kernels import readers
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.native import table_layout as nb
@@ -34,6 +34,8 @@ def adopted(
     grad: Any,
     return_ctype: bool,
     retain_grad: bool = False,
+    *,
+    holds_gradients: bool = True,
 ) -> Any:
     """Return an Array, or a kernel's descriptor, on a tensor's memory.
 
@@ -47,6 +49,8 @@ def adopted(
         Returns a tensor, or raises for what is none.
     dtype, requires_grad, grad, return_ctype, retain_grad
         As the room's `from_` takes them.
+    holds_gradients : bool
+        Whether the framework takes a tensor for the gradient of another; if it copies that, the array keeps it.
     """
     if return_ctype:
         found = native().capture(t) if dtype is None else None
@@ -61,7 +65,10 @@ def adopted(
     if requires_grad is not None:
         made.requires_grad = requires_grad
     if grad is not None:
-        made.grad = grad
+        if holds_gradients:
+            made.grad = grad
+        else:
+            share_gradient(made, grad)
     if retain_grad:
         made.retain_grad = True
     return made

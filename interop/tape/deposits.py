@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numbridge.arrays.array import Array
-from numbridge.arrays.gradients import gradient_of, is_required
+from numbridge.arrays.gradients import gradient_of, has_shared_gradient, is_required
 from numbridge.bridges.bridge import bridge_for_type
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.errors import NumbridgeWarning
@@ -45,7 +45,7 @@ def deposit(
         if region is not None and region.reached:
             reached.append((array, found, region))
             room = None if array._source is None else bridge_for_type(type(array._source))
-            if room is not None:
+            if room is not None and not has_shared_gradient(array):
                 room.check_deposit(array._source)
     if ends:
         _warn_of_ends(reached, {id(array) for array in ends})

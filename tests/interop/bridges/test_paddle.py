@@ -338,4 +338,34 @@ def test_a_gradient_that_is_given_is_added_to():
     with nb.Tape() as tape:
         nb.launch(squared, 3, [x, y])
     tape.backward(grads={y: [1.0, 2.0, 3.0]})
-    assert x.grad.list() == t.grad.tolist() == [2.0, 4.0, 6.0]  # Paddle copies what becomes a tensor's gradient
+    assert x.grad.list() == gradient.tolist() == [2.0, 4.0, 6.0]
+    assert nb.explain(x.grad).ptr == gradient.data_ptr()
+    assert t.grad is None  # Paddle would copy what becomes a tensor's gradient
+
+
+@pytest.mark.parametrize("on_tape", [False, True])
+def test_a_gradient_that_is_given_is_what_a_layers_backward_returns(on_tape):
+    class Square(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            y = paddle.zeros_like(x)
+            ctx.x, ctx.y = x, y
+            nb.launch(square_of, x.shape, [nb.from_paddle(x.detach())], [nb.from_paddle(y)])
+            return y
+
+        @staticmethod
+        def backward(ctx, by_y):
+            by_x = paddle.zeros_like(ctx.x)
+            x, y = nb.from_paddle(ctx.x, grad=by_x), nb.from_paddle(ctx.y.detach(), grad=by_y.clone())
+            if on_tape:
+                with nb.Tape() as tape:
+                    nb.launch(square_of, x.shape, [x], [y])
+                tape.backward(grads={y: by_y.clone()})
+            else:
+                nb.launch(square_of, x.shape, [x], [y], adj_inputs=[None], adj_outputs=[None], adjoint=True)
+            return by_x
+
+    x = paddle.to_tensor([1.0, 2.0, 3.0], stop_gradient=False)
+    for _ in range(2):
+        Square.apply(x).sum().backward()
+    assert x.grad.tolist() == [4, 8, 12]
