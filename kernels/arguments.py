@@ -37,6 +37,7 @@ __all__ = [
     "by_position",
     "check_array",
     "check_count",
+    "check_limit",
     "check_readable",
     "check_writable",
     "launch_device",
@@ -80,6 +81,22 @@ def check_count(kernel: Kernel, arguments: Sequence[Any]) -> None:
     raise NumbridgeTypeError(
         f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}{why}"
     )
+
+
+def check_limit(kernel: Kernel) -> None:
+    """Check that a launch can take as many arguments as a kernel has parameters.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If there are more.
+    """
+    count = len(kernel.parameters)
+    if count > nb.MAX_ARGUMENTS:
+        raise NumbridgeTypeError(
+            f"kernel {kernel.name!r} takes {count} arguments, with what tuples hold counted one by one, and launches take up to "
+            f"{nb.MAX_ARGUMENTS}; pass arrays of one shape as one array, and numbers as the elements of one"
+        )
 
 
 def bound_types(
