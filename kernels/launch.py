@@ -157,7 +157,11 @@ class _Road:
         cause = raised_by([self.kernel])
         own = out_of_range([self.kernel]) or ended_in_block([self.kernel])
         if own is not None:
-            raise own
+            try:
+                raise own
+            finally:
+                # Its traceback has this frame, which would have it, and keep the arguments until the collector comes.
+                del own
         raise KernelError(
             f"kernel {self.kernel.name!r} raised an exception in one of its threads{says(cause)}; the arrays that it writes may "
             "be partly written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with "

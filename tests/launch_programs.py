@@ -1075,11 +1075,11 @@ class Launches:
         }
         way = ways.get(held.kind)
         if way is not None:
-            way(held)
+            with torch.no_grad():
+                way(held)
 
     def change_tensor(self, held):
-        ways = ("data", "set", "transpose", "unsqueeze", "freed", "grad")
-        way = self.choices.choice(ways)
+        way = self.choices.choice(("data", "set", "transpose", "unsqueeze", "grad"))
         self.steps.append(f"{held.kind} {way}")
         tensor, twin = held.made, held.twin
         if way in ("data", "set"):
@@ -1090,8 +1090,7 @@ class Launches:
             if way == "data":
                 tensor.data = made
             else:
-                with torch.no_grad():
-                    tensor.set_(made)
+                tensor.set_(made)
             self.replaced(held, base, other)
         elif way == "transpose" and twin.ndim > 1:
             tensor.transpose_(0, 1)
