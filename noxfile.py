@@ -107,6 +107,12 @@ def conversion_fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def launch_fuzz(session: nox.Session) -> None:
+    """Launch on arrays of every framework in 3,000 random programs, alone and in threads; another number may follow ``--``."""
+    run_random_tests(session, "NUMBRIDGE_LAUNCH_PROGRAMS", 3000, "tests/interop/test_random_launches.py")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def jax_fuzz(session: nox.Session) -> None:
     """Check 2,000 random programs of JAX that call kernels against twins, on four devices; another number may follow ``--``."""
     # Most of the time is XLA's, for its compiler.

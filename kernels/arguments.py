@@ -37,6 +37,7 @@ __all__ = [
     "by_position",
     "check_array",
     "check_count",
+    "check_limit",
     "check_readable",
     "check_writable",
     "launch_device",
@@ -80,6 +81,22 @@ def check_count(kernel: Kernel, arguments: Sequence[Any]) -> None:
     raise NumbridgeTypeError(
         f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}{why}"
     )
+
+
+def check_limit(kernel: Kernel) -> None:
+    """Check that a launch can take as many arguments as a kernel has parameters.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If there are more.
+    """
+    count = len(kernel.parameters)
+    if count > nb.MAX_ARGUMENTS:
+        raise NumbridgeTypeError(
+            f"kernel {kernel.name!r} takes {count} arguments, with what tuples hold counted one by one, and launches take up to "
+            f"{nb.MAX_ARGUMENTS}; pass arrays of one shape as one array, and numbers as the elements of one"
+        )
 
 
 def bound_types(
@@ -220,9 +237,12 @@ def check_array(where: str, annotation: Any, argument: Any, found: Description) 
     """
     got = f"{array_text(found)} ({_kind_text(argument)})"
     if found.scalar is None:
+        own = getattr(argument, "dtype", None)
+        named = "" if own is None else f" of dtype {own}"
         raise ConversionError(
-            f"{where}: got {got}: DLPack type code {found.tag & 0xFF}, {found.tag >> 8 & 0xFF} bits, {found.tag >> 16} lanes "
-            f"has no counterpart; numbridge has {', '.join(row.name for row in scalars.ALL)}"
+            f"{where}: got a {found.ndim}-d array{named} with shape {found.shape} ({_kind_text(argument)}): DLPack type code "
+            f"{found.tag & 0xFF}, {found.tag >> 8 & 0xFF} bits, {found.tag >> 16} lanes has no counterpart; numbridge has "
+            f"{', '.join(row.name for row in scalars.ALL)}"
         )
     if found.device_type not in (dl.CPU, dl.CUDA, dl.CUDA_MANAGED):
         raise DeviceError(
@@ -232,8 +252,9 @@ def check_array(where: str, annotation: Any, argument: Any, found: Description) 
         check_elements(where, annotation, got, found)
     elif isinstance(annotation, ArrayAnnotation):
         if annotation.ndim is not None and annotation.ndim != found.ndim:
+            plural = "" if annotation.ndim == 1 else "s"
             raise NumbridgeTypeError(
-                f"{where}: wanted {annotation!r}, of {annotation.ndim} dimensions, got {got}; reshape it"
+                f"{where}: wanted {annotation!r}, of {annotation.ndim} dimension{plural}, got {got}; reshape it"
             )
         if annotation.dtype is not None and annotation.dtype != (found.element or found.scalar):
             raise NumbridgeTypeError(

@@ -32,7 +32,7 @@ from numbridge.kernels.language.source import Program
 from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, front, machine, open_fronts
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.readers import Description, describe, read_once
 from numbridge.kernels.spread_table import SpreadTable
 from numbridge.kernels.taken_over import are_understood, taking_over
 from numbridge.kernels.variant import Variant, variants_of
@@ -97,13 +97,13 @@ class _Road:
         if record is not None:
             record(self.kernel, self.geometry, arguments)
             return
-        found = [*map(describe, arguments)]
+        taken, found = read_once(arguments)
         if self.place.device is None and not _has_array(found):
             # Nothing in the arguments tells the device, so it is the current one, which may be another next time.
             here = replace(self.place, device=get_device())
             launcher(self.kernel, replace(self.geometry, place=here))(*arguments)
             return
-        variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place)
+        variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place, found)
         if self._total >= variant.threads_from:
             start_threads()
         self._check_extents(variant, arguments, found)
@@ -114,7 +114,7 @@ class _Road:
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):
             try:
-                is_done = self.again(*arguments) is not _missed
+                is_done = self.again(*taken) is not _missed
             except BaseException:
                 for action in afterwards:
                     action(has_raised=True)
@@ -123,7 +123,9 @@ class _Road:
                 for action in afterwards:
                     action()
                 return
-            self.variants.specialise(arguments, self.place)
+            found = [*map(describe, taken)]
+            variant = self.variants.specialise(arguments, self.place, found)
+            self._check_extents(variant, arguments, found)
         raise NumbridgeError(f"kernel {self.kernel.name!r}: its arguments changed while it was being launched")
 
     def _check_extents(self, variant: Variant, arguments: Sequence[Any], found: Sequence[Description]) -> None:
@@ -155,7 +157,11 @@ class _Road:
         cause = raised_by([self.kernel])
         own = out_of_range([self.kernel]) or ended_in_block([self.kernel])
         if own is not None:
-            raise own
+            try:
+                raise own
+            finally:
+                # Its traceback has this frame, which would have it, and keep the arguments until the collector comes.
+                del own
         raise KernelError(
             f"kernel {self.kernel.name!r} raised an exception in one of its threads{says(cause)}; the arrays that it writes may "
             "be partly written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with "

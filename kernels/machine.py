@@ -46,6 +46,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _keep: list[Any] = []
 # What stands before Python functions, by the symbol of its native code, in the order of `table_layout.STATE_FRONT`; and what else
 # that code must know, once somebody has said it.
+# How many types the reader table has room for at first, and a quarter
+_TABLE_SLOTS = 2048
 _FRONTS = ("numbridge_front_launch", "numbridge_front_forall", "numbridge_front_configure")
 _fronts: dict[str, tuple[layout.MethodDef, Callable[..., Any]]] = {}
 _known_to_fronts: list[tuple[Any, ...]] = []
@@ -210,10 +212,17 @@ class _Exchanging:
         return vars(instance).setdefault(self._name, made)
 
 
+def _free_slot(table: np.ndarray[Any, np.dtype[np.int64]], address: int) -> int:
+    """Return the place of a type's entry in a table that does not have it: where `reading.entry_of` looks last."""
+    slot = (address >> 4) % len(table)
+    while table[slot, nb.ENTRY_TYPE // 8]:
+        slot = (slot + 1) % len(table)
+    return slot
+
+
 class Machine:
     """The native state of the process and the functions that work on it."""
 
-    TABLE_SLOTS = 2048
     consume = _Exchanging(one=True)
     export_legacy = _Exchanging(one=True)
     export_versioned = _Exchanging(one=True)
@@ -222,10 +231,10 @@ class Machine:
 
     def __init__(self) -> None:
         self.state = np.zeros(nb.STATE_SIZE // 8, np.int64)
-        self.table = np.zeros(self.TABLE_SLOTS * nb.ENTRY_SIZE // 8, np.int64)
+        self._tables = [np.zeros((_TABLE_SLOTS, nb.ENTRY_SIZE // 8), np.int64)]
+        self._types = 0
         self.numpy_tags = _numpy_tags()
-        self._set(nb.STATE_TABLE, self.table.ctypes.data)
-        self._set(nb.STATE_TABLE_MASK, self.TABLE_SLOTS - 1)
+        self._publish_table()
         self._set(nb.STATE_NUMPY_TAGS, self.numpy_tags.ctypes.data)
         self._set(nb.STATE_NUMPY_TAG_COUNT, len(self.numpy_tags))
         self.addresses = self._load()
@@ -246,12 +255,43 @@ class Machine:
     def _set(self, offset: int, value: int) -> None:
         self.state[offset // 8] = value
 
+    def enter_type(self, address: int, fields: Mapping[int, int]) -> None:
+        """Enter how objects of a new type are read into the table; one thread at a time may do so."""
+        table = self._tables[-1]
+        if 4 * self._types >= 3 * len(table):
+            self._widen_table()
+            table = self._tables[-1]
+        slot = _free_slot(table, address)
+        for offset, value in fields.items():
+            table[slot, offset // 8] = np.uint64(value & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
+        # The type comes last: from here on compiled code finds the entry.
+        table[slot, nb.ENTRY_TYPE // 8] = address
+        self._types += 1
+
+    def _widen_table(self) -> None:
+        """Give the table twice the room. Readings and records may point into the old ones, which are kept."""
+        old = self._tables[-1]
+        wide = np.zeros((2 * len(old), old.shape[1]), np.int64)
+        for entry in old[old[:, nb.ENTRY_TYPE // 8] != 0]:
+            wide[_free_slot(wide, int(entry[nb.ENTRY_TYPE // 8]))] = entry
+        self._tables.append(wide)
+        self._publish_table()
+
+    def _publish_table(self) -> None:
+        """Let compiled code find the last table, by two words that lie side by side.
+
+        They are written in one go, which NumPy does with the GIL held, so that no reader meets one of each table.
+        """
+        table, first = self._tables[-1], nb.STATE_TABLE // 8
+        self.state[first : first + 2] = np.array([table.ctypes.data, len(table) - 1], np.int64)
+
     def _load(self) -> dict[str, int]:
         add_symbol("numbridge_state", self.state.ctypes.data)
         add_symbol("numbridge_print", id(print_line))
         add_symbol("numbridge_bounds", FOUND.ctypes.data)
         add_symbol("numbridge_raised", RAISED.ctypes.data)
         add_symbol("numbridge_BufferError", id(BufferError))
+        add_symbol("numbridge_KeyboardInterrupt", id(KeyboardInterrupt))
         add_symbol("numbridge_TypeError", id(TypeError))
         compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), lambda: _compile_modules(MODULES))
         return load(compiled)

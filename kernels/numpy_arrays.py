@@ -132,6 +132,6 @@ def _remedy(dtype: np.dtype[Any]) -> str:
     """Return what to do with an array of a dtype that kernels do not have."""
     if dtype.kind in "mM":
         return "use array.view(np.int64), which shares the memory and counts the time's unit"
-    if dtype.kind in "SUVT":
+    if dtype.kind in "SUT" or dtype.type is np.void:
         return "pass its characters or bytes as an array of integers"
     return "use array.astype(...), which copies"

@@ -12,7 +12,7 @@ import functools
 import math
 import numbers
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -38,6 +38,7 @@ __all__ = [
     "capture",
     "describe",
     "exchange_function",
+    "read_once",
     "reader_of",
     "record_from_capsule",
     "record_from_interface",
@@ -45,11 +46,13 @@ __all__ = [
     "unreadable",
 ]
 
-_MAX_TYPES = 1500
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made by a class statement, which may change
 _MAX_DESCRIBED = 4096
 _BY_INTERFACE = "array interface"
 _lock = threading.RLock()
 _readers: dict[type, Reader] = {}
+# Types of which each reading calls Python, which may answer otherwise the next time
+_asked: set[type] = set()
 _described: dict[tuple[Any, ...], Description] = {}
 _looks: dict[tuple[Any, ...], object] = {}
 _resolvers: list[Callable[[type], Reader | None]] = []
@@ -264,6 +267,23 @@ def reader_of(obj: Any) -> Reader:
     return found
 
 
+def read_once(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[Description]]:
+    """Return arguments to launch on, and what they are: one whose reading calls Python is the record that it gave.
+
+    What it gives the next time may be something else, which nobody has looked at.
+    """
+    kinds = {*map(type, arguments)}
+    if not kinds <= _readers.keys():
+        for argument in arguments:
+            reader_of(argument)
+    if _asked.isdisjoint(kinds):
+        return arguments, [*map(describe, arguments)]
+    capture = machine().capture
+    records = [capture(argument) if type(argument) in _asked else None for argument in arguments]
+    taken = [a if record is None else record for a, record in zip(arguments, records, strict=True)]
+    return taken, [*map(describe, taken)]
+
+
 def describe(obj: Any) -> Description:
     """Return what compiled code reads from `obj`, registering its type if it is new."""
     # What has been said before keeps what has been derived from it. Of a type that is new nothing is read.
@@ -379,6 +399,12 @@ def unreadable(obj: Any) -> Exception:
         if description.kind in (nb.CLASS_BOOL, nb.CLASS_INT, nb.CLASS_FLOAT, nb.CLASS_COMPLEX):
             return NumbridgeTypeError(f"{_name(obj)} is a number, and an array is wanted here; pass an array")
         return NumbridgeTypeError(f"{_name(obj)} is a number that kernels do not know; pass float(x) or int(x)")
+    if reader.kind == nb.BUFFER and description.word == 0:
+        with memoryview(obj) as view:
+            return ConversionError(
+                f"{_name(obj)} is a buffer of elements of the format {view.format!r}, which has no counterpart; numbridge has "
+                f"{', '.join(row.name for row in scalars.ALL)}, in this machine's byte order: pass an array of one of these"
+            )
     if description.word & nb.UNSURE:
         return BufferAccessError(f"{_name(obj)} has elements and no memory: its storage was freed, or never made")
     return NumbridgeTypeError(
@@ -511,7 +537,10 @@ def _through_dlpack(obj: Any) -> Any:
         capsule = obj.__dlpack__(**stream, max_version=(dl.MAJOR_VERSION, dl.MINOR_VERSION))
     except TypeError:
         capsule = obj.__dlpack__(**stream)
-    return record_from_capsule(capsule)
+    record = machine().consume(capsule)
+    if record is None:
+        raise BufferAccessError(f"{_name(obj)} cannot be read: what its __dlpack__ returned, {_unusable(capsule)}")
+    return record
 
 
 def _wanted_stream(obj: Any) -> dict[str, int]:
@@ -532,12 +561,16 @@ def record_from_capsule(capsule: Any) -> Any:
     """
     record = machine().consume(capsule)
     if record is None:
-        raise BufferAccessError(
-            f"{capsule!r} is no unused DLPack capsule (named 'dltensor' or 'dltensor_versioned', major version "
-            f"{dl.MAJOR_VERSION}) of a tensor with memory and at most {nb.READ_MAX_RANK} dimensions; a capsule can be consumed "
-            "once: ask the producer for a new one"
-        )
+        raise BufferAccessError(_unusable(capsule))
     return record
+
+
+def _unusable(capsule: Any) -> str:
+    return (
+        f"{capsule!r} is no unused DLPack capsule (named 'dltensor' or 'dltensor_versioned', major version "
+        f"{dl.MAJOR_VERSION}) of a tensor with memory and at most {nb.READ_MAX_RANK} dimensions; a capsule can be consumed "
+        "once: ask the producer for a new one"
+    )
 
 
 def _through_interface(obj: Any) -> Any:
@@ -552,6 +585,10 @@ def _through_interface(obj: Any) -> Any:
         address = int(interface["data"][0] or 0)
         ordinal = cuda_driver.driver().ordinal_of(address) if address else 0
         return record_from_interface(interface, obj, dl.CUDA, ordinal)
+    if not hasattr(obj, "__array__"):
+        raise BufferAccessError(
+            f"{_name(obj)} has no __array_interface__ now, as others of its type had; pass it when it has its memory"
+        )
     array = np.asarray(obj.__array__())
     record = capture(array)
     # What __array__ returns may be a copy, and writes to a copy would be lost.
@@ -659,13 +696,9 @@ def _interface_stream(interface: Any, owner: Any) -> tuple[int, ...]:
 
 def _register(kind: type, reader: Reader) -> Reader:
     """Enter a type into the native table; the type is kept alive, so that its address stays its own."""
-    if len(_readers) >= _MAX_TYPES:
-        raise NumbridgeTypeError(f"{kind!r} is one type of array too many: numbridge reads at most {_MAX_TYPES} types")
-    table, slots = machine().table, machine().TABLE_SLOTS
-    slot = (id(kind) >> 4) % slots
-    while table[slot * nb.ENTRY_SIZE // 8]:
-        slot = (slot + 1) % slots
-    start = slot * nb.ENTRY_SIZE // 8
+    if reader.kind == nb.UNKNOWN and kind.__flags__ & _HEAP_TYPE:
+        # Its next object may have an array interface, or its class by then.
+        return reader
     fields = {
         nb.ENTRY_KIND: reader.kind,
         nb.ENTRY_FUNCTION: reader.function,
@@ -683,9 +716,8 @@ def _register(kind: type, reader: Reader) -> Reader:
         nb.ENTRY_KEEPER: id(reader.keeper) if reader.keeper else 0,
         nb.ENTRY_EXPORTER: reader.exporter,
     }
-    for offset, value in fields.items():
-        table[start + offset // 8] = np.uint64(value & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
-    # The type comes last: from here on compiled code finds the entry.
-    table[start] = id(kind)
+    machine().enter_type(id(kind), fields)
+    if reader.kind == nb.ADAPTER:
+        _asked.add(kind)
     _readers[kind] = reader
     return reader

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels.arguments import bound_types, check_count, launch_device
+from numbridge.kernels.arguments import bound_types, check_count, check_limit, launch_device
 from numbridge.kernels.cpu_backend.blocks.crews import load_crews
 from numbridge.kernels.cpu_backend.blocks.source import ASKED, BlockSource, block_source
 from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
@@ -263,8 +263,12 @@ class Variants:
             self.last = variant.types
         return variant
 
-    def specialise(self, arguments: Sequence[Any], place: Place = MASKED) -> Variant:
+    def specialise(
+        self, arguments: Sequence[Any], place: Place = MASKED, found: Sequence[Description] | None = None
+    ) -> Variant:
         """Make the compiled entry recognise these arguments, and return the variant that they run.
+
+        `found` is what they are, where somebody has read them.
 
         Raises
         ------
@@ -273,7 +277,9 @@ class Variants:
         """
         kernel = self.kernel
         check_count(kernel, arguments)
-        found = [describe(argument) for argument in arguments]
+        check_limit(kernel)
+        if found is None:
+            found = [*map(describe, arguments)]
         with self._lock:
             dependencies = self._forget_old_globals()
             types = self.last = self.types(arguments, found)

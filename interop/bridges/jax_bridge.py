@@ -70,6 +70,11 @@ def _refuse_tracer(tracer: Any) -> Any:
     )
 
 
+@functools.cache
+def _dtypes() -> frozenset[Any]:
+    return frozenset(row.numpy for row in ALL)
+
+
 def _inspect(array: Any) -> None:
     """Raise what keeps an array's memory from being shared."""
     import jax
@@ -78,6 +83,11 @@ def _inspect(array: Any) -> None:
         raise BufferAccessError("a JAX array that was deleted or donated has no memory any more; keep a copy of it")
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         raise ConversionError(f"a JAX array of dtype {array.dtype} has no counterpart; use jax.random.key_data(key)")
+    if array.dtype not in _dtypes():
+        raise ConversionError(
+            f"a JAX array of dtype {array.dtype} has no counterpart; numbridge has {', '.join(row.name for row in ALL)}; use "
+            "array.astype(...), which copies"
+        )
     if not array.is_fully_addressable or len(array.devices()) != 1:
         raise BufferAccessError(
             f"a JAX array sharded over {len(array.sharding.device_set)} devices is no one piece of memory; pass its shards, "

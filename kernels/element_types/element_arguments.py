@@ -151,7 +151,19 @@ def check_value(where: str, annotation: Any, argument: Any, found: Description) 
     name = annotation.element.name if isinstance(annotation, ElementAnnotation) else repr(annotation)
     got = array_text(found) if found.is_array else f"{argument!r}"
     hint = f"pass nb.{name}(...)" if isinstance(annotation, ElementAnnotation) else "pass what the annotation says"
+    if isinstance(annotation, ElementAnnotation) and _is_laid_out_otherwise(annotation.element, found):
+        got += f" and strides {found.strides} bytes at the address {found.data:#x}"
+        hint = f"it must be dense and aligned: pass a contiguous copy, or nb.{name}(...)"
     raise NumbridgeTypeError(f"{where}: wanted {name}, got {got}; {hint}")
+
+
+def _is_laid_out_otherwise(element: ElementType, found: Description) -> bool:
+    """Tell whether an array that is no element has its shape and dtype nevertheless, in host memory."""
+    return (
+        found.is_array
+        and found.device_type == dl.CPU
+        and (found.scalar, found.shape) == (element.scalar, element.extents)
+    )
 
 
 def _is_value(element: ElementType, found: Description) -> bool:

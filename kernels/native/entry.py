@@ -37,7 +37,6 @@ from numbridge.kernels.native.memory import (
 from numbridge.kernels.native.memory import load_f64 as load_real
 from numbridge.kernels.native.reading import (
     call_with,
-    clear_error,
     count_version,
     count_version_behind,
     decrease,
@@ -45,6 +44,7 @@ from numbridge.kernels.native.reading import (
     increase,
     intp,
     item,
+    leave_to_python,
     read,
     release,
     state,
@@ -69,7 +69,6 @@ run_range = indirect(types.int64, 4)
 thread_count = indirect(types.int32, 0)
 parallel_for = indirect(types.void, 8)
 
-MAX_ARGUMENTS = 256
 CELL_CONTENTS = 16
 FEW_AT_ONCE = 16  # threads that run in lanes: see `cpu_backend.lanes`
 
@@ -163,7 +162,7 @@ def permitted(parameter, reading, argument):
         return True
     answer = call_with(guard, argument, 1, 0)
     if answer == 0:
-        clear_error()
+        leave_to_python()
         return False
     decrease(answer)
     return answer == none()
@@ -407,14 +406,30 @@ def report_driver(function, code):
     return answer
 
 
+@inlined
+def read_all(arguments, readings, scratch, count):
+    """Read the arguments, in an order in which none has changed since it was read.
+
+    While an adapter or a producer of buffers runs, which may let go of the GIL, others may be given other memory; those that are
+    held stay as they are.
+    """
+    last_held = types.int64(0)
+    for k in range(count):
+        read(load_i64(arguments, 8 * k), readings + k * nb.READ_SIZE, scratch + 64 * k)
+        if load_i64(readings + k * nb.READ_SIZE, nb.READ_HOLD) != nb.HOLD_NOTHING:
+            last_held = k
+    for k in range(last_held):
+        if load_i64(readings + k * nb.READ_SIZE, nb.READ_HOLD) == nb.HOLD_NOTHING:
+            read(load_i64(arguments, 8 * k), readings + k * nb.READ_SIZE, scratch + 64 * k)
+
+
 @native
 def attempt(plan, arguments, count):
     """Read the arguments and launch on them; return what `launch_readings` does."""
-    if count > MAX_ARGUMENTS or not is_announced(plan):
+    if count > nb.MAX_ARGUMENTS or not is_announced(plan):
         return nb.MISSED
     readings, scratch = stack(count * nb.READ_SIZE), stack(count * 64)
-    for k in range(count):
-        read(load_i64(arguments, 8 * k), readings + k * nb.READ_SIZE, scratch + 64 * k)
+    read_all(arguments, readings, scratch, count)
     outcome = launch_readings(plan, arguments, readings, count)
     for k in range(count):
         release(readings + k * nb.READ_SIZE)

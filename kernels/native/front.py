@@ -16,7 +16,6 @@ from numba import types
 from numbridge.kernels.native import object_layout as py
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.entry import (
-    MAX_ARGUMENTS,
     answered,
     attempt,
     has_spreads,
@@ -298,7 +297,7 @@ def launch_over(front, given, extents, dims, rank):
     """Launch over extents; return what Python gets, or 0 with no error where only Python can tell."""
     inputs, outputs = load_i64(given, 8 * INPUTS), load_i64(given, 8 * OUTPUTS)
     before, after = length(inputs), length(outputs)
-    if before < 0 or after < 0 or before + after > MAX_ARGUMENTS:
+    if before < 0 or after < 0 or before + after > nb.MAX_ARGUMENTS:
         return 0
     like = launcher_like(front, given, rank)
     if like == 0:

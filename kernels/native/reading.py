@@ -44,6 +44,9 @@ python_true = symbol("_Py_TrueStruct")
 get_buffer = external("PyObject_GetBuffer", types.int32, intp, intp, types.int32)
 release_buffer = external("PyBuffer_Release", types.void, intp)
 clear_error = external("PyErr_Clear", types.void)
+error_matches = external("PyErr_ExceptionMatches", types.int32, intp)
+interrupt_again = external("PyErr_SetInterrupt", types.void)
+keyboard_interrupt = symbol("numbridge_KeyboardInterrupt")
 increase = external("Py_IncRef", types.void, intp)
 decrease = external("Py_DecRef", types.void, intp)
 capsule_is_valid = external("PyCapsule_IsValid", types.int32, intp, intp)
@@ -59,6 +62,15 @@ exchange_read = indirect(types.int32, 2)
 
 # PyTupleObject (Include/cpython/tupleobject.h): its size without the items, 24, and 32 since 3.14, which put a hash before them
 _TUPLE_ITEMS = tuple.__basicsize__
+
+
+@native
+def leave_to_python():
+    """Clear an error that the slow road will meet again. An interrupt it would not: that comes again as soon as Python runs."""
+    interrupted = error_matches(keyboard_interrupt()) != 0
+    clear_error()
+    if interrupted:
+        interrupt_again()
 
 
 @inlined
@@ -331,7 +343,7 @@ def read_buffer(obj, out):
     """Read through the buffer protocol; the buffer stays exported until the reading is released."""
     buffer = out + nb.READ_BUFFER
     if get_buffer(obj, buffer, types.int32(py.PYBUF_STRIDED_FORMAT)) != 0:
-        clear_error()
+        leave_to_python()
         return
     store_i64(out, nb.READ_HOLD, nb.HOLD_BUFFER)
     tag = buffer_tag(buffer)
@@ -353,7 +365,7 @@ def read_adapted(obj, entry, out, arguments):
     store_i64(arguments, 0, obj)
     capsule = call_with(load_i64(entry, nb.ENTRY_ADAPTER), arguments, 1, 0)
     if capsule == 0:
-        clear_error()
+        leave_to_python()
         return
     store_i64(out, nb.READ_HOLD, nb.HOLD_OBJECT)
     store_i64(out, nb.READ_HELD, capsule)

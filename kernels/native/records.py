@@ -292,7 +292,10 @@ def captured(obj):
         has_records = load_i64(load_i64(reading, nb.READ_ENTRY), nb.ENTRY_KIND) == nb.NUMPY
         if word != 0 and word >> nb.WORD_CLASS & nb.CLASS_MASK != nb.CLASS_ELEMENT and not has_records:
             # A tensor that DLPack lends is used on its framework's stream, too.
-            follow(record_at(capsule), load_i64(reading, nb.READ_STREAM_ENTRY))
+            record = record_at(capsule)
+            follow(record, load_i64(reading, nb.READ_STREAM_ENTRY))
+            if word & nb.READ_ONLY:  # which memory that was lent is, whatever the record says
+                store_i64(record, dl.RECORD_FLAGS, load_i64(record, dl.RECORD_FLAGS) | dl.FLAG_READ_ONLY)
             return capsule
         decrease(capsule)
         return 0

@@ -124,6 +124,8 @@ SPREAD_COUNT, SPREAD_LEAVES, SPREAD_VARIANTS, SPREAD_ANSWERS, SPREAD_NODES = 0, 
 NODE_TYPE, NODE_COUNT, NODE_SIZE = 0, 8, 16
 NODE_OF_NONE = -1  # in place of the count
 MAX_SPREADS, MAX_DEPTH, MAX_LEAVES = 8, 8, 64
+# How many arguments a launch takes at most, each of which has its reading on the stack
+MAX_ARGUMENTS = 256
 
 # Specialisation: one compiled variant as the entry sees it, then its parameters
 SPEC_COUNT, SPEC_RUN, SPEC_SERIAL_BELOW, SPEC_BLOCK_SIZE, SPEC_GLOBALS, SPEC_GLOBAL_COUNT, SPEC_GRAIN = (

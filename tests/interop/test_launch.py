@@ -130,6 +130,14 @@ def test_odd_torch_tensors_are_refused_by_name():
     assert seen and out[0] == 0
 
 
+def test_dtypes_of_torch_that_numbridge_does_not_have_are_named():
+    strange = torch.empty(3, dtype=torch.float8_e4m3fnuz)
+    with pytest.raises(
+        nb.ConversionError, match=r"'x': got a 1-d array of dtype torch\.float8_e4m3fnuz with shape \(3,\)"
+    ):
+        nb.launch(total, 3, [strange, np.zeros(1)])
+
+
 def test_a_tensor_that_requires_grad_is_read_and_not_written():
     leaf = torch.ones(4, requires_grad=True)
     out = torch.zeros(4)

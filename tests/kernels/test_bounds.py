@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,15 @@ def test_each_access_is_checked(sizes, text, line):
     assert isinstance(caught.value, IndexError)
     assert line in str(caught.value) and "test_bounds.py:" in str(caught.value)
     assert bounds.FOUND[bounds.SITE] == 0
+
+
+def test_an_error_keeps_no_argument():
+    x = np.ones((4, 2), np.float32)
+    gone = weakref.ref(x)
+    with pytest.raises(nb.NumbridgeIndexError):
+        nb.launch(everywhere, (4, 3), [x, np.ones((4, 3), np.float32), np.zeros(2, np.float32), 1])
+    del x
+    assert gone() is None
 
 
 def test_what_is_in_range_is_not_touched():

@@ -95,6 +95,14 @@ def test_arrays_without_memory_are_refused():
         nb.from_jax(jnp.zeros(4, jnp.float8_e4m3fnuz))
 
 
+@pytest.mark.parametrize("dtype", ["int4", "float4_e2m1fn", "float8_e4m3fnuz"])
+def test_dtypes_that_numbridge_does_not_have_are_named(dtype):
+    with pytest.raises(
+        nb.ConversionError, match=rf"a JAX array of dtype {dtype} has no counterpart; .*; use array.astype"
+    ):
+        nb.asarray(jnp.zeros(4, dtype))
+
+
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad, jax.make_jaxpr], ids=lambda t: t.__name__)
 def test_tracers_are_explained(transform):
     seen = []
