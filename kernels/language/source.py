@@ -746,6 +746,7 @@ _EXPRESSIONS = {
         f"atomic_{name.rstrip('_')}": f"cuda.atomic.{name}"
         for name in ("inc", "dec", "and_", "or_", "xor", "nanmax", "nanmin")
     },
+    "block_dim": "cuda.blockDim.x",
     "clamp": "min(max(x, low), high)",
     "lerp": "a * (1.0 - t) + b * t",
     "mod": "math.fmod(x, y)",
@@ -774,6 +775,10 @@ def _instead(found: Any, module: str, name: str) -> str:
     if own:
         call = "(...)" if callable(getattr(builtins, name, None) or getattr(math, name)) else ""
         return f"; write {own[0]}{call}, which kernels take from Python"
+    if name.startswith("tile_"):
+        return (
+            "; threads of a block share cuda.shared.array(shape, dtype), and wait for each other in cuda.syncthreads()"
+        )
     return f"; write {_EXPRESSIONS[name]}" if name in _EXPRESSIONS else _meant(name, dir(found), "nb.")
 
 
