@@ -26,6 +26,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.core.registry import CPUDispatcher, cpu_target
 
+from numbridge.kernels.compilation.masked_loads import optimized
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, Text, UnknownError
 from numbridge.kernels.language.parsing import parsed
@@ -113,6 +114,9 @@ class _NativeLibrary(JITCodeLibrary):
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
+        optimized(self, self._optimize_once)
+
+    def _optimize_once(self) -> None:
         passes, how = self._codegen._module_pass_manager()
         passes.run(self._final_module, how)
 

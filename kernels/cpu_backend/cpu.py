@@ -30,6 +30,7 @@ from numbridge.kernels.compilation.declared_calls import declared_calls
 from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
 from numbridge.kernels.compilation.integer_powers import check_powers
+from numbridge.kernels.compilation.masked_loads import keep_loads_in_place
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cpu_backend import cpu_atomics, cpu_copies, cpu_intrinsics, cpu_printing
@@ -149,6 +150,7 @@ def compile_run(
     KernelError
         If Numba cannot compile the source: what is wrong, where, and Numba's own message.
     """
+    keep_loads_in_place()
     more = lanes or block
     names = _names({**more.namespace, **namespace} if more else namespace, parameters, fastmath=fastmath)
     names |= _of_libdevice(text)
