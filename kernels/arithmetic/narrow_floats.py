@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
 from numba.core.typeconv import Conversion
-from numba.extending import lower_cast, register_model
+from numba.extending import NativeValue, box, lower_cast, register_model, unbox
 
 from numbridge.kernels.scalars import Scalar
 
@@ -104,6 +104,18 @@ class _NarrowModel(models.DataModel):
 
     def from_return(self, builder: Any, value: Any) -> Any:
         return value
+
+
+@unbox(NarrowFloat)
+def _unboxed(kind: Any, value: Any, c: Any) -> Any:
+    """Take one from Python, which Numba compiles for every function of `njit` that a kernel calls with such a number."""
+    wide = c.unbox(types.float64, value)
+    return NativeValue(c.context.cast(c.builder, wide.value, types.float64, kind), is_error=wide.is_error)
+
+
+@box(NarrowFloat)
+def _boxed(kind: Any, value: Any, c: Any) -> Any:
+    return c.box(types.float64, c.context.cast(c.builder, value, kind, types.float64))
 
 
 def _decoded(builder: Any, stored: Any, form: _Format) -> Any:

@@ -115,6 +115,8 @@ def in_plain_words(text: str) -> str | None:
     >>> in_plain_words("Unknown attribute 'xy' of type element(vec3)")
     "a vec3 has no part 'xy'; take components, as in v[0], or make a new one of them"
     """
+    # What a function takes any number of is a tuple like others.
+    text = re.sub(r"\bStarArg(Uni)?Tuple\(", r"\1Tuple(", text)
     for pattern, said in _SAID:
         found = re.search(pattern, text)
         if found is not None:

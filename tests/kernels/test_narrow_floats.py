@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numba import njit
 
 import numbridge as nb
 from emulated_cuda import emulated_cuda
@@ -32,6 +33,17 @@ def halved(value):
 def halve(x, y):
     i = nb.tid()
     y[i] = halved(x[i])
+
+
+@njit
+def larger(value, other):
+    return value if value > other else other
+
+
+@nb.kernel
+def at_least(x, y):
+    i = nb.tid()
+    y[i] = larger(x[i], y[i]) + larger(x[i], 0.5)
 
 
 def every_number(kind):
@@ -147,6 +159,15 @@ def test_integers_comparisons_functions_and_branches():
     y = np.zeros(3, nb.bfloat16)
     nb.launch(several, 3, [x, k, y])
     assert y.astype(float).tolist() == [12.0, 1.0, 25.0]
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda kind: kind.__name__)
+def test_functions_of_njit_take_and_return_them(kind):
+    x, here, there = np.array([4, -2, 1], kind), np.array([1, 3, 2], kind), np.array([1, 3, 2], kind)
+    nb.launch(at_least, 3, [x, here])
+    with emulated_cuda() as device:
+        nb.launch(at_least, 3, [device.on_device(x), device.on_device(there)])
+    assert here.astype(float).tolist() == there.astype(float).tolist() == [8, 3.5, 3]
 
 
 def test_elements_of_narrow_floats():
