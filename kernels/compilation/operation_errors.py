@@ -419,6 +419,8 @@ def _of_other_module(found: re.Match[str]) -> str:
 
 
 def _of_loop(found: re.Match[str]) -> str:
+    if found[1] == "Tuple()":
+        return "this tuple is empty, and is not looped over; pass one element at least"
     if found[1].startswith("Tuple("):
         return f"{_parts_of(found[1])}, and is not looped over; {_ALIKE}"
     return f"{_with_article(_named(found[1]))} cannot be looped over; loop over range(n), an array or a tuple"
