@@ -58,6 +58,9 @@ class NarrowFloat(types.Float):
         """Arithmetic takes the number as a float32; anything wider will do."""
         if other == types.float32:
             return Conversion.promote
+        # numba.cuda has functions of its float16, which would be taken, and compute with three digits and up to 65504.
+        if str(other) == "float16":
+            return None
         return Conversion.safe if isinstance(other, types.Float | types.Complex) else _unsafe(other)
 
     def can_convert_from(self, typing_context: Any, other: Any) -> Any:
