@@ -613,7 +613,8 @@ class _Rewriter(ast.NodeTransformer):
             known = None if found is None else intrinsic_of(found.value)
             if known is not None:
                 return known.kind in ("tid", "grid", "gridsize")
-            return found is not None and (found.value in _OF_NUMBERS or (isinstance(found.value, type) and issubclass(found.value, np.generic)))
+            value = None if found is None else found.value
+            return any(value is f for f in _OF_NUMBERS) or (isinstance(value, type) and issubclass(value, np.generic))
         return not isinstance(part, ast.NamedExpr)
 
     def _site(self, node: ast.AST, written: ast.expr) -> int:

@@ -152,7 +152,9 @@ ROWS = [of_a_row, into_a_row, added_to_a_row, in_a_function, of_a_slice, of_loca
 def test_constants_are_checked_in_rows_and_own_memory(function):
     memory = np.zeros((3, 12))
     kernel = nb.kernel(check_bounds=True)(function)
-    with pytest.raises(nb.NumbridgeIndexError, match=r"index (4|5|-6) is out of range for axis 0 of .*, whose extent is [45];"):
+    with pytest.raises(
+        nb.NumbridgeIndexError, match=r"index (4|5|-6) is out of range for axis 0 of .*, whose extent is [45];"
+    ):
         nb.launch(kernel, 2, [memory[:, 3:8], np.zeros(1)])
     assert not memory.any()
 
