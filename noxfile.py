@@ -93,6 +93,12 @@ def function_gradient_fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def forward_fuzz(session: nox.Session) -> None:
+    """Compare what 1,000 random kernels leave with what their text does; ``-- 500,1000`` takes 500 from the 1000th on."""
+    run_random_tests(session, "NUMBRIDGE_FORWARD_PROGRAMS", 1000, "tests/kernels/test_random_forward.py")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def tape_fuzz(session: nox.Session) -> None:
     """Check the gradients of 10,000 random programs on a tape against differences; another number may follow ``--``."""
     run_random_tests(session, "NUMBRIDGE_TAPE_PROGRAMS", 10_000, "tests/interop/tape/test_random_tapes.py")

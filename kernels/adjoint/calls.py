@@ -106,6 +106,8 @@ class Calls(Reductions):
                 return self._function_gradient(node)
             if name == "_nb_checked":
                 return self._checked_index(node)
+            if name == "_nb_having":
+                return self._checked_array(node)
             if name.startswith("_nb_block_"):
                 return self._meet(node, name.removeprefix("_nb_block_"))
             if name in self._functions and (bound is None or isinstance(bound, Static)):
@@ -321,6 +323,16 @@ class Calls(Reductions):
         """Check an index, or several, that an array or an element has from an axis on."""
         array, index = self._expression(node.args[0]), self._expression(node.args[1])
         first, site = (ast.literal_eval(argument) for argument in node.args[2:])
+        self._check(array, index, first, site)
+        return index
+
+    def _checked_array(self, node: ast.Call) -> Binding:
+        """Check that what is indexed by a constant has it, if it is an array or an element."""
+        array, index = self._expression(node.args[0]), self._expression(node.args[1])
+        self._check(array, index, 0, ast.literal_eval(node.args[2]))
+        return array
+
+    def _check(self, array: Binding, index: Binding, first: int, site: int) -> None:
         element = inference.element_of(array.type) if isinstance(array, Value) else None
         extents: Sequence[Callable[[], Value]] = ()
         if element is not None:
@@ -331,7 +343,6 @@ class Calls(Reductions):
             if isinstance(part, Value) and isinstance(part.type, types.Integer) and axis < len(extents):
                 text = f"_nb_check_index({{0}}, {{1}}, {axis}, {site})"
                 self.add(Effect(text, [extents[axis](), part], may_raise=True))
-        return index
 
     def _memory(self, node: ast.Call) -> View:
         """Return new memory of the thread's or the block's; that of elements is made of scalars."""

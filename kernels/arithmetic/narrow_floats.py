@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
 from numba.core.typeconv import Conversion
-from numba.extending import lower_cast, register_model
+from numba.extending import NativeValue, box, lower_cast, register_model, unbox
 
 from numbridge.kernels.scalars import Scalar
 
@@ -58,6 +58,9 @@ class NarrowFloat(types.Float):
         """Arithmetic takes the number as a float32; anything wider will do."""
         if other == types.float32:
             return Conversion.promote
+        # numba.cuda has functions of its float16, which would be taken, and compute with three digits and up to 65504.
+        if str(other) == "float16":
+            return None
         return Conversion.safe if isinstance(other, types.Float | types.Complex) else _unsafe(other)
 
     def can_convert_from(self, typing_context: Any, other: Any) -> Any:
@@ -104,6 +107,18 @@ class _NarrowModel(models.DataModel):
 
     def from_return(self, builder: Any, value: Any) -> Any:
         return value
+
+
+@unbox(NarrowFloat)
+def _unboxed(kind: Any, value: Any, c: Any) -> Any:
+    """Take one from Python, which Numba compiles for every function of `njit` that a kernel calls with such a number."""
+    wide = c.unbox(types.float64, value)
+    return NativeValue(c.context.cast(c.builder, wide.value, types.float64, kind), is_error=wide.is_error)
+
+
+@box(NarrowFloat)
+def _boxed(kind: Any, value: Any, c: Any) -> Any:
+    return c.box(types.float64, c.context.cast(c.builder, value, kind, types.float64))
 
 
 def _decoded(builder: Any, stored: Any, form: _Format) -> Any:

@@ -84,8 +84,8 @@ def _moved_within(function: str) -> bool:
     moved = [(k, found) for k, line in enumerate(lines) if (found := _LOAD.search(line))]
     if not moved:
         return False
-    addresses = dict(found.groups() for line in lines if (found := _ADDRESS.match(line)))
-    kinds = dict(found.groups() for line in lines if (found := _DEFINED.match(line)))
+    addresses = {found[1]: found[2] for line in lines if (found := _ADDRESS.match(line))}
+    kinds = {found[1]: found[2] for line in lines if (found := _DEFINED.match(line))}
     for place, load in moved:
         root = _root(load[1], addresses, kinds)
         for line in _since_loop_began(lines, place):

@@ -115,6 +115,8 @@ def in_plain_words(text: str) -> str | None:
     >>> in_plain_words("Unknown attribute 'xy' of type element(vec3)")
     "a vec3 has no part 'xy'; take components, as in v[0], or make a new one of them"
     """
+    # What a function takes any number of is a tuple like others.
+    text = re.sub(r"\bStarArg(Uni)?Tuple\(", r"\1Tuple(", text)
     for pattern, said in _SAID:
         found = re.search(pattern, text)
         if found is not None:
@@ -417,6 +419,8 @@ def _of_other_module(found: re.Match[str]) -> str:
 
 
 def _of_loop(found: re.Match[str]) -> str:
+    if found[1] == "Tuple()":
+        return "this tuple is empty, and is not looped over; pass one element at least"
     if found[1].startswith("Tuple("):
         return f"{_parts_of(found[1])}, and is not looped over; {_ALIKE}"
     return f"{_with_article(_named(found[1]))} cannot be looped over; loop over range(n), an array or a tuple"

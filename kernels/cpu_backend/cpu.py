@@ -37,7 +37,7 @@ from numbridge.kernels.cpu_backend import cpu_atomics, cpu_copies, cpu_intrinsic
 from numbridge.kernels.cpu_backend.blocks import coroutines
 from numbridge.kernels.cpu_backend.blocks.loops import in_loops
 from numbridge.kernels.cpu_backend.blocks.source import CREW, BlockSource
-from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked
+from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked, having
 from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
 from numbridge.kernels.cpu_backend.lane_masks import Together, in_lanes
@@ -234,6 +234,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     numba_elements.declare()
     names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
     names |= {"_nb_load": load_i64, "_nb_field": field, "_nb_checked": checked, "_nb_check_index": check_index}
+    names["_nb_having"] = having
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
     names |= STACK | coroutines.NAMES | cpu_copies.NAMES
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):

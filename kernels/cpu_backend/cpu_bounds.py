@@ -10,12 +10,13 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from numbridge.kernels.cpu_backend.bounds import AXIS, EXTENT, INDEX, SITE
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 
-__all__ = ["check_index", "checked"]
+__all__ = ["check_index", "checked", "having"]
 
 _WORD = ir.IntType(64)
 
@@ -36,6 +37,19 @@ def checked(typing_context: Any, array: Any, index: Any, axis: Any, site: Any) -
         return arguments[1]
 
     return types.unliteral(index)(array, index, axis, site), generate
+
+
+@intrinsic
+def having(typing_context: Any, array: Any, index: Any, site: Any) -> Any:
+    """Return an array, or an element, that was found to have an index; what is neither is not checked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if shape := _extents(context, builder, array, arguments[0]):
+            first = ir.Constant(_WORD, 0)
+            _check(context, builder, types.unliteral(index), arguments[1], shape[0], arguments[2], first)
+        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
+
+    return array(array, index, site), generate
 
 
 @intrinsic

@@ -52,7 +52,7 @@ _ADDS = (
     "_nb_sub_either",
     "_nb_sub_from_total",
 )
-_REFUSED = ("_nb_crew_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
+_REFUSED = ("_nb_crew_stack_", "_nb_print", "_nb_checked", "_nb_having", CUDA_MODULE)
 _STACK = "_nb_stack_"
 _BIT = ir.IntType(1)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, types
 from numba.core.errors import NumbaError
-from numba.cuda import dispatcher
+from numba.cuda import cudadecl, dispatcher
 from numba.cuda.compiler import compile_all
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
@@ -24,6 +25,7 @@ from numba.cuda.cudadrv.error import CCSupportError
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import lower_cast
 from numba.cuda.extending import overload as cuda_overload
+from numba.cuda.typing.templates import AbstractTemplate
 
 from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs, row_functions
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
@@ -79,6 +81,21 @@ def _load_arrays() -> None:
 
 _load_arrays()
 register(lower_cast, cuda.types)
+
+
+@cudadecl.registry.register_global(operator.setitem)
+class _StoredHalf(AbstractTemplate):
+    """Stores of narrow floats into memory of numba.cuda's float16, to which they do not convert by themselves."""
+
+    key = operator.setitem
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        array, index, value = args
+        if not isinstance(value, NarrowFloat) or getattr(array, "dtype", None) != cuda.types.float16:
+            return None
+        return self.context.resolve_function_type(operator.setitem, (array, index, cuda.types.float32), {})
+
+
 register_copies(lower_cast)
 cuda_ufuncs.register()
 row_functions.register(cuda_overload)

@@ -93,6 +93,8 @@ _NOT_THERE = {
 _NOTHING = ""
 _MADE: dict[Any, str] = {np.zeros: "0", np.ones: "1", np.empty: _NOTHING}
 _DTYPES: dict[Any, Any] = {float: np.float64, int: np.int64, bool: np.bool_, complex: np.complex128}
+# Functions that change nothing
+_OF_NUMBERS = (int, float, bool, abs, min, max, round, len)
 # Python's functions whose arguments are looked at before the kernel runs
 _ONE_BY_ONE = (range, enumerate, zip, print, len)
 
@@ -583,27 +585,50 @@ class _Rewriter(ast.NodeTransformer):
         """Let the index be checked."""
         written = copy.deepcopy(node)
         self.generic_visit(node)
+        if isinstance(node.ctx, ast.Load) and self._stays_constant(written.value, node.slice):
+            # A tuple may be indexed by a constant alone, so that it is the array that comes out of the check.
+            if self._is_checked(written.value, [node.slice]) and not isinstance(node.value, ast.Tuple):
+                node.value = _call("_nb_having", node.value, node.slice, self._site(node, written.value))
+            return node
         node.slice = self._checked(node, written.value, node.value, node.slice)
         return node
 
     def _checked(self, node: ast.AST, written: ast.expr, array: ast.expr, index: ast.expr) -> ast.expr:
         """Return an index that is checked, where that is wanted; `written` is the array as it is in the source."""
-        pure = not any(isinstance(part, ast.Call | ast.NamedExpr) for part in ast.walk(written))
         parts = index.elts if isinstance(index, ast.Tuple) else [index]
-        whole = not any(isinstance(part, ast.Constant) and type(part.value) is not int for part in parts)
-        if not (self.writer.check_bounds and pure and whole):
+        if not self._is_checked(written, parts) or isinstance(index, ast.Slice):
             return index
-        # A tuple may be indexed by a constant alone, and that must stay one.
-        constant = isinstance(index, ast.Constant) and not self._is_parameter(written)
-        if constant or isinstance(index, ast.Slice):
-            return index
-        site = first_site(self.writer.program.root) + len(self.writer.sites)
-        self.writer.sites.append((self.source, node, ast.unparse(written)))
+        site = self._site(node, written)
         made = [
             part if isinstance(part, ast.Slice) else _call("_nb_checked", copy.deepcopy(array), part, axis, site)
             for axis, part in enumerate(parts)
         ]
         return ast.Tuple(made, ast.Load()) if isinstance(index, ast.Tuple) else made[0]
+
+    def _is_checked(self, written: ast.expr, parts: list[ast.expr]) -> bool:
+        whole = not any(isinstance(part, ast.Constant) and type(part.value) is not int for part in parts)
+        return self.writer.check_bounds and whole and all(self._may_repeat(part) for part in ast.walk(written))
+
+    def _may_repeat(self, part: ast.AST) -> bool:
+        """Tell whether a part of an expression may be evaluated twice: it changes nothing."""
+        if isinstance(part, ast.Call):
+            found = self.source.resolve(part.func)
+            known = None if found is None else intrinsic_of(found.value)
+            if known is not None:
+                return known.kind in ("tid", "grid", "gridsize")
+            value = None if found is None else found.value
+            return any(value is f for f in _OF_NUMBERS) or (isinstance(value, type) and issubclass(value, np.generic))
+        return not isinstance(part, ast.NamedExpr)
+
+    def _site(self, node: ast.AST, written: ast.expr) -> int:
+        """Return the number of a place where an index is checked."""
+        self.writer.sites.append((self.source, node, ast.unparse(written)))
+        return first_site(self.writer.program.root) + len(self.writer.sites) - 1
+
+    def _stays_constant(self, written: ast.expr, index: ast.expr) -> bool:
+        """Tell whether an index may be one of a tuple's, and is a constant, which it must stay then."""
+        bare = index.operand if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub) else index
+        return isinstance(bare, ast.Constant) and not self._is_parameter(written)
 
     def _is_parameter(self, node: ast.expr) -> bool:
         return self.source.role == "kernel" and isinstance(node, ast.Name) and node.id in self.source.parameters

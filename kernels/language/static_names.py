@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -51,6 +52,8 @@ def has_static_members(value: Any, attribute: str) -> bool:
     """Return whether an attribute of a value is known before the kernel runs."""
     if isinstance(value, ModuleType | type | np.ufunc):
         return True
+    if isinstance(value, enum.Enum):
+        return attribute == "value"
     return isinstance(value, tuple) and attribute in getattr(value, "_fields", ())
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from numba import cuda
 
 import numbridge as nb
 from numbridge.kernels.cpu_backend import bounds
@@ -103,6 +104,90 @@ def test_tuples_are_indexed_as_ever():
     x = np.zeros(2)
     nb.launch(tuples, 2, [x, 1])
     assert x.tolist() == [7.5, 7.5]
+
+
+@nb.kernel(check_bounds=True)
+def uneven_tuples(x, n: int):
+    i = nb.tid()
+    mixed = (1, 2.5, x)
+    x[i] = mixed[-2] + (n, 0.5)[-1] + mixed[2][0] + mixed[-1][-1]
+
+
+def test_negative_constants_are_places_of_tuples():
+    x = np.zeros(1)
+    nb.launch(uneven_tuples, 1, [x, 1])
+    assert x.tolist() == [3.0]
+
+
+@nb.func
+def fifth(row):
+    return row[5]
+
+
+def of_a_row(x, y):
+    row = x[nb.tid()]
+    y[0] = row[5]
+
+
+def into_a_row(x, y):
+    row = x[nb.tid()]
+    row[5] = 1.0
+
+
+def added_to_a_row(x, y):
+    x[nb.tid()][-6] += 1.0
+
+
+def in_a_function(x, y):
+    y[0] = fifth(x[nb.tid()])
+
+
+def of_a_slice(x, y):
+    y[0] = x[min(nb.tid(), 2)][1:][4]
+
+
+def of_local_memory(x, y):
+    own = cuda.local.array(5, np.float64)
+    own[0] = x[nb.tid(), 0]
+    y[0] = own[0] + own[5]
+
+
+def beside_a_call(x, y):
+    y[0] = x[max(nb.tid(), 0)][nb.tid() + 5]
+
+
+ROWS = [of_a_row, into_a_row, added_to_a_row, in_a_function, of_a_slice, of_local_memory, beside_a_call]
+
+
+@pytest.mark.parametrize("function", ROWS, ids=lambda function: function.__name__)
+def test_constants_are_checked_in_rows_and_own_memory(function):
+    memory = np.zeros((3, 12))
+    kernel = nb.kernel(check_bounds=True)(function)
+    with pytest.raises(
+        nb.NumbridgeIndexError, match=r"index (4|5|-6) is out of range for axis 0 of .*, whose extent is [45];"
+    ):
+        nb.launch(kernel, 2, [memory[:, 3:8], np.zeros(1)])
+    assert not memory.any()
+
+
+@nb.func
+def squared(t):
+    return t * t
+
+
+@nb.kernel(check_bounds=True)
+def slope(x, y):
+    row = x[nb.tid()]
+    pair = (0.5, row)
+    y[0] = nb.grad(squared)(row[5]) + pair[-1][-1]
+
+
+def test_constants_are_checked_beside_gradients():
+    y = np.zeros(1)
+    with pytest.raises(nb.NumbridgeIndexError, match="index 5 is out of range for axis 0 of row, whose extent is 5"):
+        nb.launch(slope, 1, [np.ones((1, 5)), y])
+    nb.launch(slope, 1, [np.full((1, 6), 3.0), y])
+    assert y[0] == 9
 
 
 @nb.kernel(check_bounds=True)

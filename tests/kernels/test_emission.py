@@ -138,10 +138,10 @@ def test_members_of_integer_enumerations_are_integers():
     @kernel
     def enumerated(x, kinds, y):
         i = tid()
-        kept = cuda.local.array(Kind.INLET, np.float32)
+        kept = cuda.local.array(Kind.INLET.value, np.float32)
         for k in range(Kind.INLET):
             kept[k] = weighted(x[i], kinds[i])
-        y[i] = kept[Kind.INLET - 1] ** 2 + (Kind.WALL if kinds[i] & (Side.LEFT | Side.RIGHT) else 0.5)
+        y[i] = kept[Kind.INLET.value - 1] ** 2 + (Kind.WALL if kinds[i] & (Side.LEFT | Side.RIGHT) else 0.5)
 
     x, kinds, y = np.array([2, 3, 6], np.float32), np.array([1, 2, 4], np.int32), np.zeros(3, np.float32)
     launch(enumerated, 3, [x, kinds, y])

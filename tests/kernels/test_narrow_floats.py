@@ -1,11 +1,14 @@
 """Floating types of 8 and 16 bits in kernels: every bit pattern read, every rounding written, arithmetic in float32."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from numba import njit
 
 import numbridge as nb
-from emulated_cuda import emulated_cuda
+from emulated_cuda import emulated_cuda, on_both
 
 NARROW = [nb.float16, nb.bfloat16, nb.float8_e4m3fn, nb.float8_e5m2]
 RNG = np.random.default_rng(3)
@@ -32,6 +35,17 @@ def halved(value):
 def halve(x, y):
     i = nb.tid()
     y[i] = halved(x[i])
+
+
+@njit
+def larger(value, other):
+    return value if value > other else other
+
+
+@nb.kernel
+def at_least(x, y):
+    i = nb.tid()
+    y[i] = larger(x[i], y[i]) + larger(x[i], 0.5)
 
 
 def every_number(kind):
@@ -147,6 +161,34 @@ def test_integers_comparisons_functions_and_branches():
     y = np.zeros(3, nb.bfloat16)
     nb.launch(several, 3, [x, k, y])
     assert y.astype(float).tolist() == [12.0, 1.0, 25.0]
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda kind: kind.__name__)
+def test_functions_of_njit_take_and_return_them(kind):
+    x, here, there = np.array([4, -2, 1], kind), np.array([1, 3, 2], kind), np.array([1, 3, 2], kind)
+    nb.launch(at_least, 3, [x, here])
+    with emulated_cuda() as device:
+        nb.launch(at_least, 3, [device.on_device(x), device.on_device(there)])
+    assert here.astype(float).tolist() == there.astype(float).tolist() == [8, 3.5, 3]
+
+
+@nb.kernel
+def functions_of_math(x, y):
+    i = nb.tid()
+    y[0, i] = math.exp(x[i])
+    y[1, i] = math.sqrt(x[i]) * 1e-3 + math.fabs(x[i])
+    y[2, i] = math.sin(x[i])
+    y[3, i] = math.floor(x[i]) * 4.0 + math.tanh(x[i])
+
+
+@pytest.mark.parametrize("kind", NARROW[:3], ids=lambda kind: kind.__name__)
+def test_functions_of_math_compute_in_float32(kind):
+    x = np.array([14.5, 0.3, 3.14], kind)
+    wide = x.astype(np.float64)
+    wanted = [np.exp(wide), np.sqrt(wide) * 1e-3 + wide, np.sin(wide), np.floor(wide) * 4 + np.tanh(wide)]
+    for found in on_both(functions_of_math, 3, [x, np.zeros((4, 3), np.float32)]):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert "half" not in functions_of_math.ptx(x, np.zeros((4, 3), np.float32), capability=(9, 0), plain=True)
 
 
 def test_elements_of_narrow_floats():

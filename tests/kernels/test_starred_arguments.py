@@ -141,6 +141,14 @@ def beside_a_function(x):
     x[0] = applied(line, *(pair,))
 
 
+def uneven(x):
+    x[0] = total(1.0, x[0], 2)
+
+
+def none_at_all(x):
+    x[0] = total(1.0)
+
+
 def atomic(x):
     pair = (0, x[1])
     nb.atomic_add(x, *pair)
@@ -153,6 +161,8 @@ def atomic(x):
         (shown, "print takes its arguments one by one"),
         (elsewhere, "a starred expression outside of the arguments of a call cannot be used in a kernel"),
         (beside_a_function, "line is a function, beside which nothing can be starred; write the elements out"),
+        (uneven, r"this tuple has parts of different types \(float64, int\), and is not looped over; make them alike"),
+        (none_at_all, "this tuple is empty, and is not looped over; pass one element at least"),
         (atomic, "atomic_add takes its arguments one by one"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
