@@ -15,6 +15,7 @@ from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import (
     Binding,
     Missing,
+    OfHalves,
     OfLibdevice,
     Static,
     View,
@@ -182,6 +183,8 @@ class Calls(Reductions):
             return self._element_function(node, callee, arguments)
         if isinstance(callee.value, OfLibdevice):
             return self._of_libdevice(node, callee.value.name, arguments)
+        if isinstance(callee.value, OfHalves):
+            return self._of_halves(node, callee.value.name, arguments)
         made = complex_program.called_with_real(self, callee.value, arguments) if _hashable(callee.value) else None
         if made is not None:
             return made
@@ -213,6 +216,14 @@ class Calls(Reductions):
         except TypeError as error:
             raise self._refused(node, f"cuda.libdevice.{name} {error}") from None
         return made[0] if len(made) == 1 else tuple(made)
+
+    def _of_halves(self, node: ast.Call, name: str, arguments: list[Value]) -> Binding:
+        from numbridge.kernels.adjoint import half_rules
+
+        try:
+            return half_rules.called(self, name, arguments)
+        except TypeError as error:
+            raise self._refused(node, f"cuda.{name.replace('_', '.', 1)} {error}") from None
 
     def _element(self, node: ast.Call, element: ElementType, arguments: list[Value]) -> Value:
         made = construct_element(self, element, arguments)

@@ -20,6 +20,7 @@ from numbridge.kernels.adjoint.bindings import (
     UNASSIGNED,
     Binding,
     Missing,
+    OfHalves,
     OfLibdevice,
     Static,
     View,
@@ -42,7 +43,7 @@ from numbridge.kernels.adjoint.scope import Scope
 from numbridge.kernels.adjoint.windows import Cut, Span, Window
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 from numbridge.kernels.language.kernel_syntax import RESERVED
-from numbridge.kernels.language.rewriting import CUDA_FUNCTION, LIBDEVICE
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, HALVES, LIBDEVICE
 from numbridge.kernels.language.tuple_parameters import is_named_tuple
 
 __all__ = ["Expressions"]
@@ -196,6 +197,8 @@ class Expressions(Scope):
             return Static(None, node.id)
         if node.id.startswith(LIBDEVICE):
             return Static(OfLibdevice(node.id.removeprefix(LIBDEVICE)), node.id)
+        if node.id.startswith(HALVES):
+            return Static(OfHalves(node.id.removeprefix(CUDA_FUNCTION)), node.id)
         if node.id.startswith(CUDA_FUNCTION):
             name = node.id.removeprefix(CUDA_FUNCTION)
             if CUDA_FUNCTIONS[name] in KEYS:

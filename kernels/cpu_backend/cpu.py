@@ -51,7 +51,7 @@ from numbridge.kernels.element_types.numba_records import numba_record
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.parsing import parsed
-from numbridge.kernels.language.rewriting import CUDA_FUNCTION, LIBDEVICE
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, HALVES, LIBDEVICE
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.native.memory import load_i64
 from numbridge.kernels.native.memory import text as literal_text
@@ -151,7 +151,7 @@ def compile_run(
     """
     more = lanes or block
     names = _names({**more.namespace, **namespace} if more else namespace, parameters, fastmath=fastmath)
-    names |= _of_libdevice(text)
+    names |= _of_libdevice(text) | _of_halves(text)
     cpu_target.typing_context.refresh()
     loops = None
     if block is not None:
@@ -248,6 +248,16 @@ def _of_libdevice(text: str) -> dict[str, Any]:
     from numbridge.kernels.arithmetic import cpu_libdevice
 
     return {f"{LIBDEVICE}{name}": cpu_libdevice.function(name) for name in called}
+
+
+def _of_halves(text: str) -> dict[str, Any]:
+    """Return what a text calls of `cuda.fp16` and `cuda.bf16`, under the names that it has there."""
+    called = set(re.findall(rf"\b(?:{'|'.join(HALVES)})\w+", text))
+    if not called:
+        return {}
+    from numbridge.kernels.arithmetic import cpu_halves
+
+    return {name: cpu_halves.function(name.removeprefix(CUDA_FUNCTION)) for name in called}
 
 
 def _together(

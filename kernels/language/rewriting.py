@@ -45,7 +45,18 @@ from numbridge.kernels.language.static_names import Static
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.parameter_types import ParameterType
 
-__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "GIVEN", "GRADIENT", "LIBDEVICE", "Rewritten", "Site", "Target", "rewrite"]
+__all__ = [
+    "CUDA_FUNCTION",
+    "CUDA_MODULE",
+    "GIVEN",
+    "GRADIENT",
+    "HALVES",
+    "LIBDEVICE",
+    "Rewritten",
+    "Site",
+    "Target",
+    "rewrite",
+]
 
 Target = Literal["cpu", "cuda"]
 # The name of the module numba.cuda in text for CUDA; the back end supplies it.
@@ -54,6 +65,8 @@ CUDA_MODULE = "_nb_cuda"
 CUDA_FUNCTION = "_nb_cuda_"
 # Of these, how those of libdevice begin
 LIBDEVICE = f"{CUDA_FUNCTION}libdevice_"
+# And those of `cuda.fp16` and `cuda.bf16`, which text for CUDA calls so, too
+HALVES = (f"{CUDA_FUNCTION}fp16_", f"{CUDA_FUNCTION}bf16_")
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _AXES = 3
@@ -673,6 +686,8 @@ class _Rewriter(ast.NodeTransformer):
         return result
 
     def _index(self, node: Any, found: Intrinsic) -> ast.expr:
+        if found.of_halves:
+            return self._number_function(found)
         if self.writer.target == "cuda" and found.kind in ("axis", "function", "block", "cuda"):
             return self._cuda(node, found)
         if found.kind == "atomic":
@@ -863,7 +878,7 @@ class _Rewriter(ast.NodeTransformer):
             return self._local_array(node, found)
         if found.operation in ("laneid", "warpsize") or found.kind == "axis":
             raise self.source.error(node, f"{found.name} is a number, and is called here; leave the brackets out")
-        if self.writer.target == "cuda":
+        if self.writer.target == "cuda" and not found.of_halves:
             if found.name == "cuda.shared.array" and (self._element(node) is not None or self._has_shape(node)):
                 return self._local_array(node, found)
             rewritten: Any = self.generic_visit(node)

@@ -40,7 +40,13 @@ from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lam
 from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
 from numbridge.kernels.language.static_expressions import replace_static_calls
-from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
+from numbridge.kernels.language.static_names import (
+    Static,
+    has_static_members,
+    import_member,
+    is_cuda_dispatcher,
+    is_dispatcher,
+)
 from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
 from numbridge.kernels.language.written_out import WRITTEN_OUT
 
@@ -540,6 +546,7 @@ class FunctionSource:
         if value is None:
             if not has_static_members(base.value, node.attr):
                 return None
+            import_member(base.value, node.attr)
             value = getattr(base.value, node.attr, MISSING)
             if value is MISSING:
                 name = getattr(base.value, "__name__", repr(base.value))
