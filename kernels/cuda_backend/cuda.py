@@ -217,6 +217,7 @@ def compile_ptx(
     numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
+    names |= cuda_intrinsics.HINTED
     names["_nb_add"] = cuda_intrinsics.atomic_add
     names["_nb_differs"] = cuda_intrinsics.differs
     names["_nb_field"] = field

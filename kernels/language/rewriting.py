@@ -30,6 +30,7 @@ from numbridge.kernels.cpu_backend.interior import Interior, with_interior
 from numbridge.kernels.cpu_backend.loop_order import loop_order
 from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.language.cache_hints import LOADS, STORES, hint_of
 from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library
 from numbridge.kernels.language.dynamic_memory import is_dynamic
@@ -43,7 +44,7 @@ from numbridge.kernels.language.returned_memory import check_returned_memory
 from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
 from numbridge.kernels.language.static_names import Static
 from numbridge.kernels.native.table_layout import WARP_SIZE
-from numbridge.kernels.parameter_types import ParameterType
+from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
 __all__ = [
     "CUDA_FUNCTION",
@@ -221,6 +222,7 @@ def rewrite(
     order = loop_order(source, parameters) if parameters is not None and in_loops else tuple(range(source.index_rank))
     told = _told_axes(program, order[-1:]) if in_loops else frozenset()
     writer = _Writer(program, weak_float, target, order=order, told=told, **how)
+    writer.ranks = {p.name: p.ndim for p in parameters or () if isinstance(p, ArrayType)}
     trees = {id(part): writer.tree(part) for part in program.sources}
     raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
     active, inside = EVERYWHERE, None
@@ -278,6 +280,8 @@ class _Writer:
         self.in_grid = "cg" in uses
         # How many places of the source have static shared memory.
         self.places = 0
+        # How many dimensions those of the kernel's parameters have that are known
+        self.ranks: Mapping[str, int] = {}
         self.sites: list[Site] = []
         self.elements = elements
         self.weak_float = weak_float
@@ -500,7 +504,18 @@ class _Rewriter(ast.NodeTransformer):
         if made:
             return made
         self.generic_visit(node)
+        hinted = self._hinted(node)
+        if hinted is not None:
+            return hinted
         return node if self._stores is None else self._stores.assign(node)
+
+    def _hinted(self, node: ast.Assign) -> ast.stmt | None:
+        """Return a call that stores with a hint for the cache, on CUDA, or None for any other assignment."""
+        match node.targets:
+            case [ast.Subscript(array, index) as target] if self.writer.target == "cuda" and hint_of(target):
+                arguments = [array, index, node.value]
+                return ast.Expr(ast.Call(ast.Name(f"_nb_{hint_of(target)}", ast.Load()), arguments, []))
+        return None
 
     def _made(self, node: ast.Assign) -> list[ast.stmt]:
         """Return statements that make memory of the thread for an array of NumPy's, if that is what is assigned to a name."""
@@ -592,9 +607,25 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         """Let the index be checked."""
         written = copy.deepcopy(node)
+        if hint_of(node):
+            self._check_whole(node)
         self.generic_visit(node)
         node.slice = self._checked(node, written.value, node.value, node.slice)
+        if self.writer.target == "cuda" and hint_of(node) in LOADS:
+            return ast.Call(ast.Name(f"_nb_{hint_of(node)}", ast.Load()), [node.value, node.slice], [])
         return node
+
+    def _check_whole(self, node: ast.Subscript) -> None:
+        """Refuse a row where numba.cuda loads or stores one element, as far as the source tells how many indices there are."""
+        rank = self.writer.ranks.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if rank is None or not self._is_parameter(node.value):
+            return
+        count = len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else self.source.index_count(node.slice)
+        if count not in (None, rank):
+            array = ast.unparse(node.value)
+            raise self.source.error(
+                node, f"cuda.{hint_of(node)} needs {rank} indices of {array}, one for each dimension"
+            )
 
     def _checked(self, node: ast.AST, written: ast.expr, array: ast.expr, index: ast.expr) -> ast.expr:
         """Return an index that is checked, where that is wanted; `written` is the array as it is in the source."""
@@ -735,6 +766,10 @@ class _Rewriter(ast.NodeTransformer):
 
     def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
         text = f"{found.name} exists only on CUDA; launch this kernel on CUDA arrays, or leave it out"
+        if found.name.removeprefix("cuda.") in (*LOADS, *STORES):
+            text = (
+                f"the CPU knows {found.name} by that name only: call it so, and by no variable that it is assigned to"
+            )
         return self.source.error(node, text, KernelUnsupportedError)
 
     def visit_Call(self, node: ast.Call) -> Any:

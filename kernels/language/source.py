@@ -25,6 +25,7 @@ import numpy as np
 
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, source_excerpt
 from numbridge.kernels.language import intrinsics
+from numbridge.kernels.language.cache_hints import with_plain_accesses
 from numbridge.kernels.language.dependencies import (
     MISSING,
     Dependency,
@@ -39,7 +40,7 @@ from numbridge.kernels.language.kernel_syntax import check_syntax
 from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lambda_of, lines_of
 from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
-from numbridge.kernels.language.static_expressions import replace_static_calls
+from numbridge.kernels.language.static_expressions import Scope, replace_static_calls
 from numbridge.kernels.language.static_names import (
     Static,
     has_static_members,
@@ -246,6 +247,7 @@ class FunctionSource:
         code, arguments = function.__code__, self.tree.args
         local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed})
         self._statics = replace_static_calls(self.tree, function, local, self.error)
+        with_plain_accesses(self.tree, Scope(function).value, local, self.error)
         self.parameters = tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
         self.nodes = _in_order(self.tree.body)
         check_syntax(self)
@@ -401,6 +403,18 @@ class FunctionSource:
     def unpacked(self, call: ast.Call) -> int | None:
         """Return into how many names the result of a call is unpacked, or None if it is not."""
         return self._unpacked.get(_position(call))
+
+    def index_count(self, index: ast.expr) -> int | None:
+        """Return of how many dimensions an index takes one element, or None if the source does not tell."""
+        if isinstance(index, ast.Name) and index.id in self.locals:
+            value = self._constants.get(index.id)
+            return None if value is None else self.index_count(value)
+        if isinstance(index, ast.Call):
+            static = self.resolve(index.func)
+            found = None if static is None else intrinsic_of(static.value)
+            return call_rank(self, index, found) if found is not None and found.kind in ("tid", "grid") else None
+        of_tuples = any(isinstance(part, ast.Tuple) for part in ast.walk(index))
+        return 1 if isinstance(index, ast.BinOp | ast.UnaryOp | ast.Constant) and not of_tuples else None
 
     def is_alias(self, statement: ast.Assign) -> bool:
         """Return whether an assignment only gives a function, class or module a local name."""
