@@ -54,6 +54,7 @@ from numbridge.kernels.element_types.numba_elements import numba_element
 from numbridge.kernels.language.rewriting import GRADIENT
 from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.language.tuple_parameters import is_named_tuple
+from numbridge.kernels.language.vector_types import VECTOR_TYPES, scalar_name
 
 __all__ = ["Calls"]
 
@@ -149,6 +150,8 @@ class Calls(Reductions):
             return self._length(node, arguments[0])
         if callee.value is np.shape and len(arguments) == 1 and isinstance(arguments[0], View | Window | Records):
             return tuple(extent() for extent in self._extents(arguments[0]))
+        if is_named_tuple(callee.value) and VECTOR_TYPES.get(callee.value.__name__) is callee.value:
+            return self._vector(node, callee, arguments)
         if is_named_tuple(callee.value) and len(arguments) == len(callee.value._fields):
             return callee.value(*arguments)
         if (callee.value is min or callee.value is max) and len(arguments) == 1 and isinstance(arguments[0], tuple):
@@ -216,6 +219,18 @@ class Calls(Reductions):
         except TypeError as error:
             raise self._refused(node, f"cuda.libdevice.{name} {error}") from None
         return made[0] if len(made) == 1 else tuple(made)
+
+    def _vector(self, node: ast.Call, callee: Static, arguments: list[Binding]) -> Binding:
+        """Return a vector of numba.cuda's, made of numbers and of vectors."""
+        scalar = getattr(types, scalar_name(callee.value))
+        numbers: list[Any] = []
+        for argument in arguments:
+            vector = VECTOR_TYPES.get(type(argument).__name__) is type(argument)
+            numbers += argument if vector and isinstance(argument, tuple) else [argument]
+        if len(numbers) != len(callee.value._fields) or not all(isinstance(number, Value) for number in numbers):
+            wanted = f"{len(callee.value._fields)} numbers, or of vectors with as many components"
+            raise self._refused(node, f"{callee.text} is made of {wanted}")
+        return callee.value(*(self.cast(number, scalar) for number in numbers))
 
     def _of_halves(self, node: ast.Call, name: str, arguments: list[Value]) -> Binding:
         from numbridge.kernels.adjoint import half_rules

@@ -151,7 +151,7 @@ def compile_run(
     """
     more = lanes or block
     names = _names({**more.namespace, **namespace} if more else namespace, parameters, fastmath=fastmath)
-    names |= _of_libdevice(text) | _of_halves(text)
+    names |= _of_libdevice(text) | _of_halves(text) | _of_vectors(text)
     cpu_target.typing_context.refresh()
     loops = None
     if block is not None:
@@ -258,6 +258,16 @@ def _of_halves(text: str) -> dict[str, Any]:
     from numbridge.kernels.arithmetic import cpu_halves
 
     return {name: cpu_halves.function(name.removeprefix(CUDA_FUNCTION)) for name in called}
+
+
+def _of_vectors(text: str) -> dict[str, Any]:
+    """Return the constructors of numba.cuda's vectors that a text calls, under the names that they have there."""
+    called = set(re.findall(rf"\b{CUDA_FUNCTION}(u?(?:int|float)\d+x\d)\b", text))
+    if not called:
+        return {}
+    from numbridge.kernels.arithmetic import cpu_vectors
+
+    return {f"{CUDA_FUNCTION}{name}": cpu_vectors.NAMES[name] for name in called}
 
 
 def _together(

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Literal, NoReturn
 
 from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.language.vector_types import VECTOR_TYPES
 
 __all__ = [
     "Intrinsic",
@@ -239,6 +240,8 @@ def _other_cuda(value: Any) -> Intrinsic | None:
         return Intrinsic("function", f"cuda.libdevice.{name}", f"libdevice_{name}")
     if home in ("numba.cuda._internal.cuda_fp16", "numba.cuda._internal.cuda_bf16"):
         return _of_half(home[-4:], name)
+    if home == "numba.cuda.stubs" and name in VECTOR_TYPES:
+        return Intrinsic("function", f"cuda.{name}", name)
     return Intrinsic("cuda", f"cuda.{name}") if home.split(".")[:2] == ["numba", "cuda"] else None
 
 
