@@ -429,6 +429,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "div": (np.true_divide,),
     "floordiv": (np.floor_divide,),
     "mod": (np.remainder,),
+    "fmod": (math.remainder,),
     "min": (min,),
     "max": (max,),
 }

@@ -100,6 +100,12 @@ _NOT_THERE = {
     "all": "write a loop, or conditions with `and`",
 }
 
+# What rounds to 16 bits; kernels compute with the float32 of it.
+_ROUNDED: dict[Any, str] = {
+    scalars.float16: f"{CUDA_FUNCTION}fp16_double2half",
+    scalars.bfloat16: f"{CUDA_FUNCTION}bf16_double2bfloat16",
+}
+
 # What NumPy's arrays that a function makes for itself begin with, in memory of the thread
 _NOTHING = ""
 _MADE: dict[Any, str] = {np.zeros: "0", np.ones: "1", np.empty: _NOTHING}
@@ -788,6 +794,10 @@ class _Rewriter(ast.NodeTransformer):
         if static is not None and (static.value is min or static.value is max) and node.keywords:
             given, name = ", ".join(str(keyword.arg) for keyword in node.keywords), static.value.__name__
             raise self.source.error(node, f"{name} in a kernel takes numbers by position, and {given} came by name")
+        if static is not None and len(node.args) == 1 and not node.keywords:
+            rounds = _known_by(static.value, _ROUNDED)
+            if rounds is not None:
+                return ast.Call(ast.Name(rounds, ast.Load()), [self.visit(node.args[0])], [])
         if static is not None and static.builtin and static.value is float and _is_text(node.args):
             return self._spelled(node)
         if static is not None and static.builtin and static.value is complex and len(node.args) == 2:

@@ -9,7 +9,7 @@ from numba import cuda
 
 import numbridge as nb
 from adjoint_programs import declared
-from emulated_cuda import emulated_cuda
+from emulated_cuda import emulated_cuda, on_both
 from numbridge.kernels.arithmetic import cpu_halves
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
@@ -287,3 +287,24 @@ def test_the_module_needs_no_import(run_python, tmp_path):
         "    x[i] = cuda.fp16.hadd(x[i], x[i])\n\n\nx = np.ones(2, np.float16)\nnb.launch(sums, 2, [x])\nprint(x.tolist())\n"
     )
     assert run_python(f"import runpy; runpy.run_path({str(tmp_path / 'sums.py')!r})").strip() == "[2.0, 2.0]"
+
+
+@kernel
+def rounded(x, y):
+    i = tid()
+    half, short = np.float16(x[i]), nb.bfloat16(x[i])
+    y[i, 0] = half
+    y[i, 1] = short
+    y[i, 2] = half * half  # of float32
+
+
+def test_conversions_round_to_16_bits():
+    x = np.array([1.0009, -3.7e-6, 70000, 3.14159, np.inf, 2049])
+    here, there = on_both(rounded, 6, [x, np.zeros((6, 3))])
+    with np.errstate(over="ignore"):
+        half, short = x.astype(np.float16).astype(np.float32), x.astype(nb.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(here, np.stack([half, short, half * half], 1))
+    np.testing.assert_array_equal(there, here)
+    by_x = np.zeros(6)
+    rounded.adjoint(["x", "y"]).forall(6)(x, np.zeros((6, 3)), by_x, np.ones((6, 3)))
+    np.testing.assert_array_equal(by_x, 2 + 2 * half)
