@@ -50,7 +50,7 @@ from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.element_types.element_functions import FUNCTIONS
 from numbridge.kernels.element_types.elements import ElementType
-from numbridge.kernels.element_types.numba_elements import numba_element
+from numbridge.kernels.element_types.numba_elements import NumbaElement, numba_element
 from numbridge.kernels.language.rewriting import GRADIENT
 from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.language.tuple_parameters import is_named_tuple
@@ -383,7 +383,7 @@ class Calls(Reductions):
             kind, extents = numba_element(element), extents[:-1]
             if element.scalar.is_float and element.scalar.itemsize < 4:
                 raise self._refused(node, f"{of} arrays of {element.name} have no derivative; use float32")
-        if kind is None:
+        if not isinstance(kind, types.Number | types.Boolean | NumbaElement):
             raise self._refused(node, f"the dtype of a {of} array must be a NumPy scalar type, such as np.float32")
         if kind == types.float16:
             raise self._refused(node, f"{of} arrays of float16 have no derivative; use float32")

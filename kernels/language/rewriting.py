@@ -71,6 +71,7 @@ HALVES = (f"{CUDA_FUNCTION}fp16_", f"{CUDA_FUNCTION}bf16_")
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _AXES = 3
+_POINTER = 8  # bytes, of which an alignment on CUDA must be a multiple
 _SHORT = {"blockDim": "b", "gridDim": "g"}
 GIVEN = "_nb_given"
 """The name of what a device function that makes shared memory has been given, which tells what it is compiled for."""
@@ -1036,14 +1037,14 @@ class _Rewriter(ast.NodeTransformer):
         dtype = self.visit(given["dtype"])
         # Dynamic shared memory, of extent 0, has one dimension.
         without_size = is_dynamic(found.name, shape)
+        alignment = self._alignment(node, found)
         if element is None:
-            return self._memory(found, shape, dtype, without_size=without_size)
+            return self._memory(found, shape, dtype, without_size=without_size, alignment=alignment)
         scalar = scalar_in_memory(element)
         self.writer.namespace[f"_nb_{scalar.__name__}"] = scalar
         numbers = ast.Name(f"_nb_{scalar.__name__}", ast.Load())
-        memory = self._memory(
-            found, 0 if without_size else (*extents, element.count), numbers, without_size=without_size
-        )
+        size = 0 if without_size else (*extents, element.count)
+        memory = self._memory(found, size, numbers, without_size=without_size, alignment=alignment)
         return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
 
     def _check_memory(self, node: ast.Call, found: Intrinsic, dtype: ast.expr) -> None:
@@ -1055,12 +1056,29 @@ class _Rewriter(ast.NodeTransformer):
                 node, f"{found.name} of {name}: such numbers lie in arguments only; use float32 here"
             )
 
-    def _memory(self, found: Intrinsic, shape: Any, dtype: ast.expr, *, without_size: bool) -> ast.expr:
-        """Return a call that makes memory of numbers."""
+    def _alignment(self, node: ast.Call, found: Intrinsic) -> int | None:
+        """Return to how many bytes memory is aligned at least, if the source says so."""
+        given = memory_arguments(node)
+        if len(node.args) > 3 or not given.keys() <= {"shape", "dtype", "alignment"}:
+            raise self.source.error(node, f"{found.name}(shape, dtype, alignment=None) takes nothing else")
+        if "alignment" not in given:
+            return None
+        bytes_ = self.source.fold(given["alignment"])
+        if bytes_ is None:
+            return None
+        if type(bytes_) is not int or bytes_ <= 0 or bytes_ & (bytes_ - 1) or bytes_ % _POINTER:
+            text = f"the alignment of {found.name} must be a constant, a power of two from {_POINTER} on"
+            raise self.source.error(given["alignment"], text)
+        return bytes_
+
+    def _memory(
+        self, found: Intrinsic, shape: Any, dtype: ast.expr, *, without_size: bool, alignment: int | None = None
+    ) -> ast.expr:
+        """Return a call that makes memory of numbers. On the CPU nothing depends on where it begins."""
         size = parsed_expression(repr(shape))
         if self.writer.target == "cuda":
             maker = parsed_expression(f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}")
-            return ast.Call(maker, [size, dtype], [])
+            return ast.Call(maker, [size, dtype, *([ast.Constant(alignment)] if alignment else [])], [])
         if found.kind == "local_array":
             return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, dtype], [])
         crew = ast.Name(CREW, ast.Load())

@@ -601,7 +601,7 @@ def _plain(value: Any, kinds: type | tuple[type, ...] = np.signedinteger) -> Any
 
 def memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
     """Return what a call that makes local or shared memory is given, by name."""
-    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+    return dict(zip(("shape", "dtype", "alignment"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
 
 
 def _in_order(body: list[ast.stmt]) -> list[Any]:
