@@ -567,6 +567,20 @@ class _Rewriter(ast.NodeTransformer):
             return None
         return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
 
+    def visit_While(self, node: ast.While) -> Any:
+        """Refuse, on the CPU, to wait for what others store with loads that need not look again."""
+        if self.writer.target == "cpu":
+            names = (part for statement in node.body for part in ast.walk(statement) if isinstance(part, ast.Name))
+            changed = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            for part in ast.walk(node.test):
+                read = {name.id for name in ast.walk(part) if isinstance(name, ast.Name)} if hint_of(part) else set()
+                if hint_of(part) and not read & changed:
+                    text = f"a loop that waits by cuda.{hint_of(part)}, which is a plain load on the CPU, may never end there"
+                    raise self.source.error(
+                        part, f"{text}; ask by cuda.atomic.add(array, index, 0)", KernelUnsupportedError
+                    )
+        return self.generic_visit(node)
+
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         """Let stores into elements replace them, and divisions take complex numbers."""
         self.generic_visit(node)

@@ -96,6 +96,28 @@ def test_mistakes(line, message):
         launch(declared(f"def calls(x, y):\n    i = tid()\n    {line}", kernel, cuda=cuda), 1, [np.ones(1)] * 2)
 
 
+@kernel
+def followed(x, y):
+    i = tid()
+    while cuda.ldcg(x, i) > i:
+        i = x[i]
+    y[i] = 1
+
+
+@kernel
+def waits(x, y):
+    i = tid()
+    while cuda.ldcv(x, 0) == 0:
+        y[i] += 1
+
+
+def test_loops():
+    here, there = on_both(followed, 1, [np.array([2, 1, 3, 3]), np.zeros(4)])
+    assert here.tolist() == there.tolist() == [0, 0, 0, 1]
+    with pytest.raises(nb.KernelUnsupportedError, match=r"(?s)waits by cuda\.ldcv, .* may never end there; ask by.*\^"):
+        launch(waits, 1, [np.zeros(1), np.zeros(1)])
+
+
 def test_hints_by_another_name():
     cached = cuda.ldca
 
