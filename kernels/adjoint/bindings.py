@@ -19,6 +19,7 @@ __all__ = [
     "UNASSIGNED",
     "Binding",
     "Missing",
+    "OfHalves",
     "OfLibdevice",
     "Static",
     "View",
@@ -44,6 +45,13 @@ class Static:
 @dataclass(frozen=True)
 class OfLibdevice:
     """What is known of a function of `numba.cuda.libdevice`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class OfHalves:
+    """What is known of a function of `numba.cuda.fp16` or `numba.cuda.bf16`: its name with that of the module before it."""
 
     name: str
 

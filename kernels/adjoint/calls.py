@@ -15,6 +15,7 @@ from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import (
     Binding,
     Missing,
+    OfHalves,
     OfLibdevice,
     Static,
     View,
@@ -49,10 +50,11 @@ from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.element_types.element_functions import FUNCTIONS
 from numbridge.kernels.element_types.elements import ElementType
-from numbridge.kernels.element_types.numba_elements import numba_element
+from numbridge.kernels.element_types.numba_elements import NumbaElement, numba_element
 from numbridge.kernels.language.rewriting import GRADIENT
 from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.language.tuple_parameters import is_named_tuple
+from numbridge.kernels.language.vector_types import VECTOR_TYPES, scalar_name
 
 __all__ = ["Calls"]
 
@@ -150,6 +152,8 @@ class Calls(Reductions):
             return self._length(node, arguments[0])
         if callee.value is np.shape and len(arguments) == 1 and isinstance(arguments[0], View | Window | Records):
             return tuple(extent() for extent in self._extents(arguments[0]))
+        if is_named_tuple(callee.value) and VECTOR_TYPES.get(callee.value.__name__) is callee.value:
+            return self._vector(node, callee, arguments)
         if is_named_tuple(callee.value) and len(arguments) == len(callee.value._fields):
             return callee.value(*arguments)
         if (callee.value is min or callee.value is max) and len(arguments) == 1 and isinstance(arguments[0], tuple):
@@ -184,6 +188,8 @@ class Calls(Reductions):
             return self._element_function(node, callee, arguments)
         if isinstance(callee.value, OfLibdevice):
             return self._of_libdevice(node, callee.value.name, arguments)
+        if isinstance(callee.value, OfHalves):
+            return self._of_halves(node, callee.value.name, arguments)
         made = complex_program.called_with_real(self, callee.value, arguments) if _hashable(callee.value) else None
         if made is not None:
             return made
@@ -215,6 +221,26 @@ class Calls(Reductions):
         except TypeError as error:
             raise self._refused(node, f"cuda.libdevice.{name} {error}") from None
         return made[0] if len(made) == 1 else tuple(made)
+
+    def _vector(self, node: ast.Call, callee: Static, arguments: list[Binding]) -> Binding:
+        """Return a vector of numba.cuda's, made of numbers and of vectors."""
+        scalar = getattr(types, scalar_name(callee.value))
+        numbers: list[Any] = []
+        for argument in arguments:
+            vector = VECTOR_TYPES.get(type(argument).__name__) is type(argument)
+            numbers += argument if vector and isinstance(argument, tuple) else [argument]
+        if len(numbers) != len(callee.value._fields) or not all(isinstance(number, Value) for number in numbers):
+            wanted = f"{len(callee.value._fields)} numbers, or of vectors with as many components"
+            raise self._refused(node, f"{callee.text} is made of {wanted}")
+        return callee.value(*(self.cast(number, scalar) for number in numbers))
+
+    def _of_halves(self, node: ast.Call, name: str, arguments: list[Value]) -> Binding:
+        from numbridge.kernels.adjoint import half_rules
+
+        try:
+            return half_rules.called(self, name, arguments)
+        except TypeError as error:
+            raise self._refused(node, f"cuda.{name.replace('_', '.', 1)} {error}") from None
 
     def _element(self, node: ast.Call, element: ElementType, arguments: list[Value]) -> Value:
         made = construct_element(self, element, arguments)
@@ -371,7 +397,7 @@ class Calls(Reductions):
             kind, extents = numba_element(element), extents[:-1]
             if element.scalar.is_float and element.scalar.itemsize < 4:
                 raise self._refused(node, f"{of} arrays of {element.name} have no derivative; use float32")
-        if kind is None:
+        if not isinstance(kind, types.Number | types.Boolean | NumbaElement):
             raise self._refused(node, f"the dtype of a {of} array must be a NumPy scalar type, such as np.float32")
         if kind == types.float16:
             raise self._refused(node, f"{of} arrays of float16 have no derivative; use float32")

@@ -16,7 +16,7 @@ from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTI
 from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 
-__all__ = ["ARITHMETIC", "BITS", "CAST", "HELD", "OF_LIBDEVICE", "Construct"]
+__all__ = ["ARITHMETIC", "BITS", "CAST", "HELD", "OF_HALVES", "OF_LIBDEVICE", "Construct"]
 
 CAST = "cast"
 # What has no derivative, because it cancels out of what is computed with it.
@@ -25,6 +25,8 @@ HELD = "held"
 BITS = "bits"
 # How the keys of functions of libdevice begin that have rules of their own.
 OF_LIBDEVICE = "libdevice."
+# And those of functions of numbers of 16 bits.
+OF_HALVES = "halves."
 
 
 def _infix(key: str, symbol: str, primitive: Any) -> Function:

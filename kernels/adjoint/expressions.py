@@ -20,6 +20,7 @@ from numbridge.kernels.adjoint.bindings import (
     UNASSIGNED,
     Binding,
     Missing,
+    OfHalves,
     OfLibdevice,
     Static,
     View,
@@ -42,8 +43,9 @@ from numbridge.kernels.adjoint.scope import Scope
 from numbridge.kernels.adjoint.windows import Cut, Span, Window
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 from numbridge.kernels.language.kernel_syntax import RESERVED
-from numbridge.kernels.language.rewriting import CUDA_FUNCTION, LIBDEVICE
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, HALVES, LIBDEVICE
 from numbridge.kernels.language.tuple_parameters import is_named_tuple
+from numbridge.kernels.language.vector_types import VECTOR_TYPES
 
 __all__ = ["Expressions"]
 
@@ -196,8 +198,12 @@ class Expressions(Scope):
             return Static(None, node.id)
         if node.id.startswith(LIBDEVICE):
             return Static(OfLibdevice(node.id.removeprefix(LIBDEVICE)), node.id)
+        if node.id.startswith(HALVES):
+            return Static(OfHalves(node.id.removeprefix(CUDA_FUNCTION)), node.id)
         if node.id.startswith(CUDA_FUNCTION):
             name = node.id.removeprefix(CUDA_FUNCTION)
+            if name in VECTOR_TYPES:
+                return Static(VECTOR_TYPES[name], f"cuda.{name}")
             if CUDA_FUNCTIONS[name] in KEYS:
                 return Static(CUDA_FUNCTIONS[name], node.id)
             raise self._refused(

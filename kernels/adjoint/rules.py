@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.construct import CAST, HELD, OF_LIBDEVICE, Construct
+from numbridge.kernels.adjoint.construct import CAST, HELD, OF_HALVES, OF_LIBDEVICE, Construct
 from numbridge.kernels.adjoint.element_rules import ELEMENT_RULES, Linear, Part
 from numbridge.kernels.adjoint.ir import Compute, Function, Value
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
@@ -429,6 +429,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "div": (np.true_divide,),
     "floordiv": (np.floor_divide,),
     "mod": (np.remainder,),
+    "fmod": (math.remainder,),
     "min": (min,),
     "max": (max,),
 }
@@ -448,16 +449,16 @@ Functions without a rule may be called on what no gradient is asked of.
 
 def has_rule(key: str) -> bool:
     """Tell whether there is a rule for an operation."""
-    return key in RULES or key in ELEMENT_RULES or key.startswith(OF_LIBDEVICE)
+    return key in RULES or key in ELEMENT_RULES or key.startswith((OF_LIBDEVICE, OF_HALVES))
 
 
 def _rule(key: str) -> Rule:
-    if not key.startswith(OF_LIBDEVICE):
+    if not key.startswith((OF_LIBDEVICE, OF_HALVES)):
         return RULES[key]
     # Rules that are seldom asked for, made of these
-    from numbridge.kernels.adjoint import libdevice_rules
+    from numbridge.kernels.adjoint import half_rules, libdevice_rules
 
-    return libdevice_rules.RULES[key]
+    return (libdevice_rules.RULES | half_rules.RULES)[key]
 
 
 def partials(construct: Construct, op: Compute) -> list[AnyPartial | None]:

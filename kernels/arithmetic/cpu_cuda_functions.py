@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic, overload, overload_method
 
 __all__ = ["NAMES"]
 
@@ -118,9 +118,41 @@ def _modf(x: Any) -> Any:
     return parts
 
 
+@overload(math.remainder, target="cpu")
+def _remainder(x: Any, y: Any) -> Any:
+    if not _numbers(x, y):
+        return None
+    floating = _floating(x, y)
+
+    def nearest(x: Any, y: Any) -> Any:
+        """Return what the nearest multiple leaves, exactly (fdlibm, e_remainder.c)."""
+        number, size = floating(x), np.fabs(floating(y))
+        left = np.fmod(np.fabs(number), size + size)
+        if size == 0.0 or math.isnan(left):
+            return floating(np.nan)
+        if left + left > size:
+            left -= size
+            if left + left >= size:
+                left -= size
+        return -left if math.copysign(floating(1.0), number) < 0.0 else left
+
+    return nearest
+
+
+_ones = _of_integer("popc", lambda kind: kind, lambda builder, value, result: builder.ctpop(value))
+
+
+@overload_method(types.Integer, "bit_count", target="cpu")
+def _bit_count(i: Any) -> Any:
+    def ones(i: Any) -> Any:
+        return _ones(i)
+
+    return ones
+
+
 # By what follows `cuda.`; those of other names are not for the CPU.
 NAMES: dict[str, Any] = {
-    "popc": _of_integer("popc", lambda kind: kind, lambda builder, value, result: builder.ctpop(value)),
+    "popc": _ones,
     "clz": _of_integer("clz", lambda kind: kind, lambda builder, value, result: builder.ctlz(value, ir.IntType(1)(0))),
     "ffs": _of_integer("ffs", lambda kind: types.uint32, _first_set),
     "brev": _of_integer("brev", _unsigned, lambda builder, value, result: builder.bitreverse(value)),

@@ -23,7 +23,7 @@ from numbridge.kernels.arithmetic import (
     float_parts,
     special_functions,
 )
-from numbridge.kernels.arithmetic.scalar_code import of_numbers, own
+from numbridge.kernels.arithmetic.scalar_code import of_numbers, own, taking
 from numbridge.kernels.errors import KernelUnsupportedError
 
 __all__ = ["Signature", "function", "signature"]
@@ -126,33 +126,6 @@ def function(name: str) -> Any:
 
         return declared.returned(*declared.arguments), generate
 
-    taken = _TAKING[len(inner)](called)
+    taken = taking(len(inner), called)
     taken.__name__ = f"libdevice.{name}"  # as messages call it
     return intrinsic(taken)
-
-
-# Numba reads how many arguments a function takes.
-
-
-def _one(called: Any) -> Any:
-    def taken(typing_context: Any, x: Any) -> Any:
-        return called(typing_context, x)
-
-    return taken
-
-
-def _two(called: Any) -> Any:
-    def taken(typing_context: Any, x: Any, y: Any) -> Any:
-        return called(typing_context, x, y)
-
-    return taken
-
-
-def _three(called: Any) -> Any:
-    def taken(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
-        return called(typing_context, x, y, z)
-
-    return taken
-
-
-_TAKING = {1: _one, 2: _two, 3: _three}

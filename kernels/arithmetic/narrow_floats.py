@@ -17,7 +17,7 @@ from numba.extending import NativeValue, box, lower_cast, register_model, unbox
 
 from numbridge.kernels.scalars import Scalar
 
-__all__ = ["NarrowFloat", "narrow_float", "register"]
+__all__ = ["NarrowFloat", "bits_of", "narrow_float", "number_of", "register"]
 
 _I32, _FLOAT, _DOUBLE, _I64 = ir.IntType(32), ir.FloatType(), ir.DoubleType(), ir.IntType(64)
 _NAN, _INFINITY = 0x7FC00000, 0x7F800000
@@ -161,6 +161,17 @@ def _encoded(builder: Any, value: Any, form: _Format) -> Any:
     rounded = builder.select(is_nan, _I32(nan), rounded)
     sign = builder.lshr(builder.and_(bits, _I32(0x80000000)), _I32(32 - form.bits))
     return builder.trunc(builder.or_(rounded, sign), ir.IntType(form.bits))
+
+
+def bits_of(builder: Any, value: Any, kind: NarrowFloat) -> Any:
+    """Return the bits of a float32 or float64, rounded once to nearest even."""
+    near = _rounded_to_odd(builder, value) if value.type == _DOUBLE else value
+    return _encoded(builder, near, kind.form)
+
+
+def number_of(builder: Any, bits: Any, kind: NarrowFloat) -> Any:
+    """Return the float32 that such bits are."""
+    return _decoded(builder, bits, kind.form)
 
 
 def _to_number(context: Any, builder: Any, kind: Any, wanted: Any, value: Any) -> Any:

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES
 from numbridge.kernels.arithmetic.cpu_math import replacement
 
-__all__ = ["fma", "from_bits", "of_numbers", "own", "to_bits"]
+__all__ = ["fma", "from_bits", "of_numbers", "own", "taking", "to_bits"]
 
 of_numbers: Any = njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Decorates a function that others compile: division by zero gives what IEEE 754 says, and nothing is reassociated."""
@@ -49,3 +49,18 @@ def to_bits(typing_context: Any, x: Any) -> Any:
 def from_bits(typing_context: Any, x: Any) -> Any:
     """Return the number that 32 or 64 bits represent."""
     return _reads_as(_FLOATS, x)
+
+
+def taking(count: int, called: Any) -> Any:
+    """Return what types a call, for `intrinsic`, with as many parameters: Numba reads how many there are."""
+
+    def one(typing_context: Any, x: Any) -> Any:
+        return called(typing_context, x)
+
+    def two(typing_context: Any, x: Any, y: Any) -> Any:
+        return called(typing_context, x, y)
+
+    def three(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
+        return called(typing_context, x, y, z)
+
+    return (one, two, three)[count - 1]

@@ -29,7 +29,7 @@ _OVERLAP = (
 # What Numba says to slices that are assigned, or added, where it may not allocate.
 _NRT = "NRT required but not enabled"
 # Floats that are stored only
-_NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
+_NARROW = frozenset({"float8_e4m3fn", "float8_e5m2"})
 # What it says of exceptions with numbers in them on CUDA; on the CPU these need memory
 _DYNAMIC = "return_dynamic_user_exc"
 _RAISED = (
@@ -166,7 +166,7 @@ def _own_words(text: str) -> str | None:
     if changing is not None:  # of a function of numba.njit
         return f"{changing[2]} is a {changing[1]}, which kernels cannot read; make it a tuple, or pass an array"
     narrow = next((line for line in text.splitlines() if line.strip() in _NARROW), None)
-    if narrow is not None:  # all that Numba says of a call such as np.float16(x)
+    if narrow is not None:  # all that Numba says of a call such as ml_dtypes.float8_e5m2(x)
         return (
             f"{narrow.strip()}(...) makes no number in a kernel: floats of 16 and 8 bits are stored in arrays, and computed with "
             "in float32; leave the conversion out, and store to an array of that dtype to round"

@@ -52,7 +52,7 @@ from numbridge.kernels.element_types.numba_records import numba_record, with_own
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.parsing import parsed
-from numbridge.kernels.language.rewriting import CUDA_FUNCTION, LIBDEVICE
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, HALVES, LIBDEVICE
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.native.memory import load_i64
 from numbridge.kernels.native.memory import text as literal_text
@@ -153,7 +153,7 @@ def compile_run(
     keep_loads_in_place()
     more = lanes or block
     names = _names({**more.namespace, **namespace} if more else namespace, parameters, fastmath=fastmath)
-    names |= _of_libdevice(text)
+    names |= _of_libdevice(text) | _of_halves(text) | _of_vectors(text)
     cpu_target.typing_context.refresh()
     loops = None
     if block is not None:
@@ -251,6 +251,26 @@ def _of_libdevice(text: str) -> dict[str, Any]:
     from numbridge.kernels.arithmetic import cpu_libdevice
 
     return {f"{LIBDEVICE}{name}": cpu_libdevice.function(name) for name in called}
+
+
+def _of_halves(text: str) -> dict[str, Any]:
+    """Return what a text calls of `cuda.fp16` and `cuda.bf16`, under the names that it has there."""
+    called = set(re.findall(rf"\b(?:{'|'.join(HALVES)})\w+", text))
+    if not called:
+        return {}
+    from numbridge.kernels.arithmetic import cpu_halves
+
+    return {name: cpu_halves.function(name.removeprefix(CUDA_FUNCTION)) for name in called}
+
+
+def _of_vectors(text: str) -> dict[str, Any]:
+    """Return the constructors of numba.cuda's vectors that a text calls, under the names that they have there."""
+    called = set(re.findall(rf"\b{CUDA_FUNCTION}(u?(?:int|float)\d+x\d)\b", text))
+    if not called:
+        return {}
+    from numbridge.kernels.arithmetic import cpu_vectors
+
+    return {f"{CUDA_FUNCTION}{name}": cpu_vectors.NAMES[name] for name in called}
 
 
 def _together(

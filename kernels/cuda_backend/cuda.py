@@ -43,7 +43,7 @@ from numbridge.kernels.element_types.component_range import check_components
 from numbridge.kernels.element_types.numba_records import numba_record, register_copies, with_own_records
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
-from numbridge.kernels.language.rewriting import CUDA_MODULE
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE, HALVES
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
 
@@ -234,6 +234,7 @@ def compile_ptx(
     numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
+    names |= cuda_intrinsics.HINTED
     names["_nb_add"] = cuda_intrinsics.atomic_add
     names["_nb_differs"] = cuda_intrinsics.differs
     names["_nb_field"] = field
@@ -244,7 +245,7 @@ def compile_ptx(
     names["_nb_pair"] = cuda_intrinsics.pair
     names["_nb_put_pair"] = cuda_intrinsics.put_pair
     names |= numba_element_memory.component_atomics(cuda_intrinsics)
-    names |= cuda_stack.STACK
+    names |= cuda_stack.STACK | _of_halves(text)
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:
@@ -278,6 +279,16 @@ def compile_ptx(
     places = kernel_places(parameters)
     ptx, left = _without_unread(ptx, head, len(places))
     return ptx, head[1], tuple(places[k] for k in left), _wide_lines(whole, text), objects_of(others)
+
+
+def _of_halves(text: str) -> dict[str, Any]:
+    """Return what a text calls of `cuda.fp16` and `cuda.bf16`, under the names that it has there."""
+    called = set(re.findall(rf"\b(?:{'|'.join(HALVES)})\w+", text))
+    if not called:
+        return {}
+    from numbridge.kernels.arithmetic import cuda_halves
+
+    return {name: cuda_halves.function(name.removeprefix(CUDA_FUNCTION)) for name in called}
 
 
 def _without_unread(ptx: str, head: re.Match[str], count: int) -> tuple[str, tuple[int, ...]]:

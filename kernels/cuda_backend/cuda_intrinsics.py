@@ -10,14 +10,17 @@ from typing import Any
 
 from llvmlite import ir
 from numba import cuda, types
-from numba.cuda import cgutils
+from numba.cuda import cache_hints, cgutils
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic, overload
 
 from numbridge.kernels.arithmetic import changed_bits
+from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat
+from numbridge.kernels.language.cache_hints import LOADS, STORES
 
 __all__ = [
     "ATOMICS",
+    "HINTED",
     "decided",
     "differs",
     "element_pointer",
@@ -286,3 +289,50 @@ def _store_while_equal(builder: Any, pointer: Any, expected: Any, new: Any) -> A
     builder.cbranch(builder.extract_value(found, 1), done, test)
     builder.position_at_end(done)
     return builder.bitcast(builder.load(held), kind)
+
+
+def _hinted(hint: str) -> Any:
+    """Return what loads or stores with a hint for the cache, and without one what numba.cuda has no instruction for."""
+    operation = getattr(cache_hints, f"{hint}_intrinsic")
+
+    def load(array: Any, index: Any) -> Any:
+        raise NotImplementedError
+
+    def store(array: Any, index: Any, value: Any) -> Any:
+        raise NotImplementedError
+
+    def choose_load(array: Any, index: Any) -> Any:
+        def hinted(array: Any, index: Any) -> Any:
+            return operation(array, index)
+
+        def plain(array: Any, index: Any) -> Any:
+            return array[index]
+
+        return hinted if _takes_hint(hint, array, index) else plain
+
+    def choose_store(array: Any, index: Any, value: Any) -> Any:
+        def hinted(array: Any, index: Any, value: Any) -> None:
+            operation(array, index, value)
+
+        def plain(array: Any, index: Any, value: Any) -> None:
+            array[index] = value
+
+        return hinted if _takes_hint(hint, array, index) else plain
+
+    made, choose = (load, choose_load) if hint in LOADS else (store, choose_store)
+    made.__name__ = f"cuda.{hint}"  # as messages call it
+    overload(made)(choose)
+    return made
+
+
+def _takes_hint(hint: str, array: Any, index: Any) -> bool:
+    if not isinstance(array, types.Array) or not isinstance(array.dtype, types.Number | types.Boolean):
+        raise TypingError(f"cuda.{hint} takes an array of numbers, got {array}")
+    parts = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+    if len(parts) != array.ndim or not all(isinstance(types.unliteral(part), types.Integer) for part in parts):
+        raise TypingError(f"cuda.{hint} needs {array.ndim} integer(s) to index {array}, got {index}")
+    alike = isinstance(index, types.Integer | types.UniTuple)
+    return alike and isinstance(array.dtype, types.Integer | types.Float) and not isinstance(array.dtype, NarrowFloat)
+
+
+HINTED = {f"_nb_{hint}": _hinted(hint) for hint in (*LOADS, *STORES)}

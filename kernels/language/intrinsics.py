@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Literal, NoReturn
 
 from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.language.vector_types import VECTOR_TYPES
 
 __all__ = [
     "Intrinsic",
@@ -74,6 +75,11 @@ class Intrinsic:
     name: str
     operation: str = ""
     axis: int = 0
+
+    @property
+    def of_halves(self) -> bool:
+        """Whether this is a function of `cuda.fp16` or `cuda.bf16` that both targets have."""
+        return self.operation.startswith(("fp16_", "bf16_"))
 
     @property
     def from_cuda(self) -> bool:
@@ -139,6 +145,18 @@ _OWN: dict[int, Intrinsic] = {
 _DIM3 = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 _FUNCTIONS: tuple[str, ...] = ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp")
 _FUNCTIONS += ("threadfence", "threadfence_block", "threadfence_system")
+# Those of `cuda.fp16` and `cuda.bf16` that compute with numbers, as they are called without underscores
+_HALVES = frozenset(
+    (
+        *("hadd", "hsub", "hmul", "hdiv", "hfma", "hneg", "habs", "hadd_rn", "hsub_rn", "hmul_rn"),
+        *("hadd_sat", "hsub_sat", "hmul_sat", "hfma_sat", "hfma_relu", "hmax", "hmin", "hmax_nan", "hmin_nan"),
+        *("heq", "hne", "hge", "hgt", "hle", "hlt", "hequ", "hneu", "hgeu", "hgtu", "hleu", "hltu", "hisinf", "hisnan"),
+        *("htrunc", "hceil", "hfloor", "hrint", "hsqrt", "hrsqrt", "hrcp", "hlog", "hlog2", "hlog10", "hcos", "hsin"),
+        *("hexp", "hexp2", "hexp10", "htanh", "htanh_approx"),
+        *("half2float", "float2half", "double2half", "float2half_rn"),
+        *("bfloat162float", "float2bfloat16", "double2bfloat16", "float2bfloat16_rn"),
+    )
+)
 _NEEDS_BLOCK = (
     "syncthreads",
     "syncthreads_and",
@@ -220,4 +238,16 @@ def _other_cuda(value: Any) -> Intrinsic | None:
         return Intrinsic("block", f"cuda.cg.{name}", "cg")
     if home == "numba.cuda.libdevice":
         return Intrinsic("function", f"cuda.libdevice.{name}", f"libdevice_{name}")
+    if home in ("numba.cuda._internal.cuda_fp16", "numba.cuda._internal.cuda_bf16"):
+        return _of_half(home[-4:], name)
+    if home == "numba.cuda.stubs" and name in VECTOR_TYPES:
+        return Intrinsic("function", f"cuda.{name}", name)
     return Intrinsic("cuda", f"cuda.{name}") if home.split(".")[:2] == ["numba", "cuda"] else None
+
+
+def _of_half(module: str, name: str) -> Intrinsic:
+    """Recognise an operation on numbers of 16 bits, which has one name in C++ and often another one without underscores."""
+    plain = name.lstrip("_")
+    known = getattr(sys.modules.get(f"numba.cuda.{module}"), plain, None) is not None
+    called = f"cuda.{module}.{plain if known else name}"
+    return Intrinsic("function", called, f"{module}_{plain}") if plain in _HALVES else Intrinsic("cuda", called)

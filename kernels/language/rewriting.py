@@ -30,6 +30,7 @@ from numbridge.kernels.cpu_backend.interior import Interior, with_interior
 from numbridge.kernels.cpu_backend.loop_order import loop_order
 from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.language.cache_hints import LOADS, STORES, hint_of
 from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library
 from numbridge.kernels.language.dynamic_memory import is_dynamic
@@ -43,9 +44,20 @@ from numbridge.kernels.language.returned_memory import check_returned_memory
 from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
 from numbridge.kernels.language.static_names import Static
 from numbridge.kernels.native.table_layout import WARP_SIZE
-from numbridge.kernels.parameter_types import ParameterType
+from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
-__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "GIVEN", "GRADIENT", "LIBDEVICE", "Rewritten", "Site", "Target", "rewrite"]
+__all__ = [
+    "CUDA_FUNCTION",
+    "CUDA_MODULE",
+    "GIVEN",
+    "GRADIENT",
+    "HALVES",
+    "LIBDEVICE",
+    "Rewritten",
+    "Site",
+    "Target",
+    "rewrite",
+]
 
 Target = Literal["cpu", "cuda"]
 # The name of the module numba.cuda in text for CUDA; the back end supplies it.
@@ -54,9 +66,12 @@ CUDA_MODULE = "_nb_cuda"
 CUDA_FUNCTION = "_nb_cuda_"
 # Of these, how those of libdevice begin
 LIBDEVICE = f"{CUDA_FUNCTION}libdevice_"
+# And those of `cuda.fp16` and `cuda.bf16`, which text for CUDA calls so, too
+HALVES = (f"{CUDA_FUNCTION}fp16_", f"{CUDA_FUNCTION}bf16_")
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _AXES = 3
+_POINTER = 8  # bytes, of which an alignment on CUDA must be a multiple
 _SHORT = {"blockDim": "b", "gridDim": "g"}
 GIVEN = "_nb_given"
 """The name of what a device function that makes shared memory has been given, which tells what it is compiled for."""
@@ -87,6 +102,12 @@ _NOT_THERE = {
     "reversed": "count down in a loop, as in range(n - 1, -1, -1)",
     "any": "write a loop, or conditions with `or`",
     "all": "write a loop, or conditions with `and`",
+}
+
+# What rounds to 16 bits; kernels compute with the float32 of it.
+_ROUNDED: dict[Any, str] = {
+    scalars.float16: f"{CUDA_FUNCTION}fp16_double2half",
+    scalars.bfloat16: f"{CUDA_FUNCTION}bf16_double2bfloat16",
 }
 
 # What NumPy's arrays that a function makes for itself begin with, in memory of the thread
@@ -213,6 +234,7 @@ def rewrite(
     order = loop_order(source, parameters) if parameters is not None and in_loops else tuple(range(source.index_rank))
     told = _told_axes(program, order[-1:]) if in_loops else frozenset()
     writer = _Writer(program, weak_float, target, order=order, told=told, **how)
+    writer.ranks = {p.name: p.ndim for p in parameters or () if isinstance(p, ArrayType)}
     trees = {id(part): writer.tree(part) for part in program.sources}
     raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
     active, inside = EVERYWHERE, None
@@ -270,6 +292,8 @@ class _Writer:
         self.in_grid = "cg" in uses
         # How many places of the source have static shared memory.
         self.places = 0
+        # How many dimensions those of the kernel's parameters have that are known
+        self.ranks: Mapping[str, int] = {}
         self.sites: list[Site] = []
         self.elements = elements
         self.weak_float = weak_float
@@ -492,7 +516,18 @@ class _Rewriter(ast.NodeTransformer):
         if made:
             return made
         self.generic_visit(node)
+        hinted = self._hinted(node)
+        if hinted is not None:
+            return hinted
         return node if self._stores is None else self._stores.assign(node)
+
+    def _hinted(self, node: ast.Assign) -> ast.stmt | None:
+        """Return a call that stores with a hint for the cache, on CUDA, or None for any other assignment."""
+        match node.targets:
+            case [ast.Subscript(array, index) as target] if self.writer.target == "cuda" and hint_of(target):
+                arguments = [array, index, node.value]
+                return ast.Expr(ast.Call(ast.Name(f"_nb_{hint_of(target)}", ast.Load()), arguments, []))
+        return None
 
     def _made(self, node: ast.Assign) -> list[ast.stmt]:
         """Return statements that make memory of the thread for an array of NumPy's, if that is what is assigned to a name."""
@@ -536,6 +571,20 @@ class _Rewriter(ast.NodeTransformer):
         if kind is None or not issubclass(kind, np.number | np.bool_) or kind in _OF_ML_DTYPES:
             return None
         return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
+
+    def visit_While(self, node: ast.While) -> Any:
+        """Refuse, on the CPU, to wait for what others store with loads that need not look again."""
+        if self.writer.target == "cpu":
+            names = (part for statement in node.body for part in ast.walk(statement) if isinstance(part, ast.Name))
+            changed = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            for part in ast.walk(node.test):
+                read = {name.id for name in ast.walk(part) if isinstance(name, ast.Name)} if hint_of(part) else set()
+                if hint_of(part) and not read & changed:
+                    text = f"a loop that waits by cuda.{hint_of(part)}, which is a plain load on the CPU, may never end there"
+                    raise self.source.error(
+                        part, f"{text}; ask by cuda.atomic.add(array, index, 0)", KernelUnsupportedError
+                    )
+        return self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         """Let stores into elements replace them, and divisions take complex numbers."""
@@ -584,6 +633,8 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         """Let the index be checked."""
         written = copy.deepcopy(node)
+        if hint_of(node):
+            self._check_whole(node)
         self.generic_visit(node)
         if isinstance(node.ctx, ast.Load) and self._stays_constant(written.value, node.slice):
             # A tuple may be indexed by a constant alone, so that it is the array that comes out of the check.
@@ -591,7 +642,21 @@ class _Rewriter(ast.NodeTransformer):
                 node.value = _call("_nb_having", node.value, node.slice, self._site(node, written.value))
             return node
         node.slice = self._checked(node, written.value, node.value, node.slice)
+        if self.writer.target == "cuda" and hint_of(node) in LOADS:
+            return ast.Call(ast.Name(f"_nb_{hint_of(node)}", ast.Load()), [node.value, node.slice], [])
         return node
+
+    def _check_whole(self, node: ast.Subscript) -> None:
+        """Refuse a row where numba.cuda loads or stores one element, as far as the source tells how many indices there are."""
+        rank = self.writer.ranks.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if rank is None or not self._is_parameter(node.value):
+            return
+        count = len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else self.source.index_count(node.slice)
+        if count not in (None, rank):
+            array = ast.unparse(node.value)
+            raise self.source.error(
+                node, f"cuda.{hint_of(node)} needs {rank} indices of {array}, one for each dimension"
+            )
 
     def _checked(self, node: ast.AST, written: ast.expr, array: ast.expr, index: ast.expr) -> ast.expr:
         """Return an index that is checked, where that is wanted; `written` is the array as it is in the source."""
@@ -702,6 +767,8 @@ class _Rewriter(ast.NodeTransformer):
         return result
 
     def _index(self, node: Any, found: Intrinsic) -> ast.expr:
+        if found.of_halves:
+            return self._number_function(found)
         if self.writer.target == "cuda" and found.kind in ("axis", "function", "block", "cuda"):
             return self._cuda(node, found)
         if found.kind == "atomic":
@@ -749,6 +816,10 @@ class _Rewriter(ast.NodeTransformer):
 
     def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
         text = f"{found.name} exists only on CUDA; launch this kernel on CUDA arrays, or leave it out"
+        if found.name.removeprefix("cuda.") in (*LOADS, *STORES):
+            text = (
+                f"the CPU knows {found.name} by that name only: call it so, and by no variable that it is assigned to"
+            )
         return self.source.error(node, text, KernelUnsupportedError)
 
     def visit_Call(self, node: ast.Call) -> Any:
@@ -767,6 +838,10 @@ class _Rewriter(ast.NodeTransformer):
         if static is not None and (static.value is min or static.value is max) and node.keywords:
             given, name = ", ".join(str(keyword.arg) for keyword in node.keywords), static.value.__name__
             raise self.source.error(node, f"{name} in a kernel takes numbers by position, and {given} came by name")
+        if static is not None and len(node.args) == 1 and not node.keywords:
+            rounds = _known_by(static.value, _ROUNDED)
+            if rounds is not None:
+                return ast.Call(ast.Name(rounds, ast.Load()), [self.visit(node.args[0])], [])
         if static is not None and static.builtin and static.value is float and _is_text(node.args):
             return self._spelled(node)
         if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
@@ -892,7 +967,7 @@ class _Rewriter(ast.NodeTransformer):
             return self._local_array(node, found)
         if found.operation in ("laneid", "warpsize") or found.kind == "axis":
             raise self.source.error(node, f"{found.name} is a number, and is called here; leave the brackets out")
-        if self.writer.target == "cuda":
+        if self.writer.target == "cuda" and not found.of_halves:
             if found.name == "cuda.shared.array" and (self._element(node) is not None or self._has_shape(node)):
                 return self._local_array(node, found)
             rewritten: Any = self.generic_visit(node)
@@ -1005,14 +1080,14 @@ class _Rewriter(ast.NodeTransformer):
         dtype = self.visit(given["dtype"])
         # Dynamic shared memory, of extent 0, has one dimension.
         without_size = is_dynamic(found.name, shape)
+        alignment = self._alignment(node, found)
         if element is None:
-            return self._memory(found, shape, dtype, without_size=without_size)
+            return self._memory(found, shape, dtype, without_size=without_size, alignment=alignment)
         scalar = scalar_in_memory(element)
         self.writer.namespace[f"_nb_{scalar.__name__}"] = scalar
         numbers = ast.Name(f"_nb_{scalar.__name__}", ast.Load())
-        memory = self._memory(
-            found, 0 if without_size else (*extents, element.count), numbers, without_size=without_size
-        )
+        size = 0 if without_size else (*extents, element.count)
+        memory = self._memory(found, size, numbers, without_size=without_size, alignment=alignment)
         return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
 
     def _check_memory(self, node: ast.Call, found: Intrinsic, dtype: ast.expr) -> None:
@@ -1024,12 +1099,29 @@ class _Rewriter(ast.NodeTransformer):
                 node, f"{found.name} of {name}: such numbers lie in arguments only; use float32 here"
             )
 
-    def _memory(self, found: Intrinsic, shape: Any, dtype: ast.expr, *, without_size: bool) -> ast.expr:
-        """Return a call that makes memory of numbers."""
+    def _alignment(self, node: ast.Call, found: Intrinsic) -> int | None:
+        """Return to how many bytes memory is aligned at least, if the source says so."""
+        given = memory_arguments(node)
+        if len(node.args) > 3 or not given.keys() <= {"shape", "dtype", "alignment"}:
+            raise self.source.error(node, f"{found.name}(shape, dtype, alignment=None) takes nothing else")
+        if "alignment" not in given:
+            return None
+        bytes_ = self.source.fold(given["alignment"])
+        if bytes_ is None:
+            return None
+        if type(bytes_) is not int or bytes_ <= 0 or bytes_ & (bytes_ - 1) or bytes_ % _POINTER:
+            text = f"the alignment of {found.name} must be a constant, a power of two from {_POINTER} on"
+            raise self.source.error(given["alignment"], text)
+        return bytes_
+
+    def _memory(
+        self, found: Intrinsic, shape: Any, dtype: ast.expr, *, without_size: bool, alignment: int | None = None
+    ) -> ast.expr:
+        """Return a call that makes memory of numbers. On the CPU nothing depends on where it begins."""
         size = parsed_expression(repr(shape))
         if self.writer.target == "cuda":
             maker = parsed_expression(f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}")
-            return ast.Call(maker, [size, dtype], [])
+            return ast.Call(maker, [size, dtype, *([ast.Constant(alignment)] if alignment else [])], [])
         if found.kind == "local_array":
             return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, dtype], [])
         crew = ast.Name(CREW, ast.Load())

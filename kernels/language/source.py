@@ -25,6 +25,7 @@ import numpy as np
 
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, source_excerpt
 from numbridge.kernels.language import intrinsics
+from numbridge.kernels.language.cache_hints import with_plain_accesses
 from numbridge.kernels.language.dependencies import (
     MISSING,
     Dependency,
@@ -40,8 +41,14 @@ from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lam
 from numbridge.kernels.language.nested_functions import Nested, take_out
 from numbridge.kernels.language.njit_functions import Conversions, Declared, conversions_on_cuda, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
-from numbridge.kernels.language.static_expressions import replace_static_calls
-from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
+from numbridge.kernels.language.static_expressions import Scope, replace_static_calls
+from numbridge.kernels.language.static_names import (
+    Static,
+    has_static_members,
+    import_member,
+    is_cuda_dispatcher,
+    is_dispatcher,
+)
 from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
 from numbridge.kernels.language.written_out import WRITTEN_OUT
 
@@ -283,6 +290,7 @@ class FunctionSource:
         code, arguments = function.__code__, self.tree.args
         local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed, *captured})
         self._statics = replace_static_calls(self.tree, function, local, self.error)
+        with_plain_accesses(self.tree, Scope(function).value, local, self.error)
         self.parameters = tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
         self.nodes = _in_order(self.tree.body)
         check_syntax(self)
@@ -452,6 +460,18 @@ class FunctionSource:
         """Return into how many names the result of a call is unpacked, or None if it is not."""
         return self._unpacked.get(_position(call))
 
+    def index_count(self, index: ast.expr) -> int | None:
+        """Return of how many dimensions an index takes one element, or None if the source does not tell."""
+        if isinstance(index, ast.Name) and index.id in self.locals:
+            value = self._constants.get(index.id)
+            return None if value is None else self.index_count(value)
+        if isinstance(index, ast.Call):
+            static = self.resolve(index.func)
+            found = None if static is None else intrinsic_of(static.value)
+            return call_rank(self, index, found) if found is not None and found.kind in ("tid", "grid") else None
+        of_tuples = any(isinstance(part, ast.Tuple) for part in ast.walk(index))
+        return 1 if isinstance(index, ast.BinOp | ast.UnaryOp | ast.Constant) and not of_tuples else None
+
     def is_alias(self, statement: ast.Assign) -> bool:
         """Return whether an assignment only gives a function, class or module a local name."""
         target = statement.targets[0]
@@ -603,6 +623,7 @@ class FunctionSource:
         if value is None:
             if not has_static_members(base.value, node.attr):
                 return None
+            import_member(base.value, node.attr)
             value = getattr(base.value, node.attr, MISSING)
             if value is MISSING:
                 name = getattr(base.value, "__name__", repr(base.value))
@@ -643,7 +664,7 @@ def _plain(value: Any, kinds: type | tuple[type, ...] = np.signedinteger) -> Any
 
 def memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
     """Return what a call that makes local or shared memory is given, by name."""
-    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+    return dict(zip(("shape", "dtype", "alignment"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
 
 
 def _in_order(body: list[ast.stmt]) -> list[Any]:

@@ -30,7 +30,7 @@ from numbridge.kernels.language.dependencies import (
     member_dependency,
 )
 
-__all__ = ["StaticExpression", "replace_static_calls", "static"]
+__all__ = ["Scope", "StaticExpression", "replace_static_calls", "static"]
 
 _T = TypeVar("_T")
 _Refuse = Callable[[ast.AST, str], KernelError]
@@ -111,7 +111,7 @@ def replace_static_calls(
 
 class _Replacer(ast.NodeTransformer):
     def __init__(self, function: FunctionType, local: frozenset[str], refuse: _Refuse) -> None:
-        self._scope, self._local, self._refuse = _Scope(function), local, refuse
+        self._scope, self._local, self._refuse = Scope(function), local, refuse
         self.found: dict[str, StaticExpression] = {}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -154,7 +154,7 @@ def _free_names(expression: ast.expr) -> Iterator[ast.Name]:
     return (n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id not in bound)
 
 
-class _Scope:
+class Scope:
     """The variables around a function."""
 
     def __init__(self, function: FunctionType) -> None:
@@ -174,6 +174,10 @@ class _Scope:
             return value, () if is_settled(name, value) else (Dependency(self._globals, name, value),)
         return getattr(builtins, name, MISSING), ()
 
+    def value(self, name: str) -> Any:
+        """Return a variable's value, or `MISSING`."""
+        return self.find(name)[0]
+
     def variables(self) -> dict[str, Any]:
         """Return all variables, as the globals of an evaluation."""
         cells = ((name, self.find(name)[0]) for name in self._cells)
@@ -191,7 +195,7 @@ class _Untracked(Exception):  # noqa: N818 - no error: it leads to another way
 class StaticExpression:
     """An expression, and what it was when it was last evaluated."""
 
-    def __init__(self, expression: ast.expr, scope: _Scope, refuse: _Refuse) -> None:
+    def __init__(self, expression: ast.expr, scope: Scope, refuse: _Refuse) -> None:
         self._expression, self._scope, self._refuse = expression, scope, refuse
         self._code = _compiled(expression)
         self.text = f"nb.static({ast.unparse(expression)})"
@@ -280,7 +284,7 @@ _PURE |= {value for value in vars(math).values() if callable(value)}
 class _Tracked:
     """Evaluates what can be tracked: collects the dependencies, and raises `_Untracked` for anything else."""
 
-    def __init__(self, scope: _Scope, reached: list[Dependency]) -> None:
+    def __init__(self, scope: Scope, reached: list[Dependency]) -> None:
         self._scope, self._reached = scope, reached
 
     def value(self, node: ast.expr) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,6 +16,7 @@ from numbridge.kernels.language.dependencies import Dependency
 __all__ = [
     "Static",
     "has_static_members",
+    "import_member",
     "instance_of",
     "is_cuda_dispatcher",
     "is_dispatcher",
@@ -55,6 +57,12 @@ def has_static_members(value: Any, attribute: str) -> bool:
     if isinstance(value, enum.Enum):
         return attribute == "value"
     return isinstance(value, tuple) and attribute in getattr(value, "_fields", ())
+
+
+def import_member(value: Any, attribute: str) -> None:
+    """Import a module of numba.cuda that it imports itself when it first compiles, so that kernels need not."""
+    if attribute in ("fp16", "bf16") and value is sys.modules.get("numba.cuda"):
+        importlib.import_module(f"numba.cuda.{attribute}")
 
 
 def instance_of(value: Any, module: str, name: str) -> bool:

@@ -14,7 +14,7 @@ from numba.cuda.random import (
     xoroshiro128p_uniform_float32,
 )
 
-from emulated_cuda import emulated_cuda
+from emulated_cuda import emulated_cuda, on_both
 from numbridge.kernels.errors import BufferAccessError, KernelError
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
@@ -199,3 +199,62 @@ def test_states_from_seeds():
     launch(start, 1, [states, 42])
     init_xoroshiro128p_states_cpu(wanted, 42, 0)
     assert states.tolist() == wanted.tolist()
+
+
+@kernel
+def nearest(x, y, out):
+    i = tid()
+    out[i] = math.remainder(x[i], y[i])
+
+
+def expected_remainder(x, y):
+    return math.nan if math.isinf(x) or y == 0 else math.remainder(x, y)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_remainders_of_the_nearest_multiple(dtype):
+    generator, limits = np.random.default_rng(4), np.finfo(dtype)
+    special = [
+        0.0,
+        -0.0,
+        1.5,
+        -2.5,
+        3,
+        5,
+        -7,
+        limits.max,
+        limits.tiny,
+        limits.smallest_subnormal,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ]
+    pairs = np.stack(np.meshgrid(special, special), -1).reshape(-1, 2)
+    drawn = generator.normal(size=(300, 2)) * 10.0 ** generator.integers(-20, 20, (300, 2))
+    x, y = np.concatenate([pairs, drawn, generator.integers(-9, 9, (200, 2)) / 2]).astype(dtype).T.copy()
+    here, there = on_both(nearest, len(x), [x, y, np.zeros_like(x)])
+    wanted = np.array([expected_remainder(float(a), float(b)) for a, b in zip(x, y, strict=True)])
+    for found in (here, there):
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(np.signbit(found[wanted == 0]), np.signbit(wanted[wanted == 0]))
+
+
+def test_derivatives_of_remainders():
+    x, y = np.array([7.3, -7.3, 2.2, 5.9]), np.array([2.0, 2.0, -1.5, 4.0])
+    by_x, by_y = np.zeros(4), np.zeros(4)
+    nearest.adjoint(["x", "y", "out"]).forall(4)(x, y, np.zeros(4), by_x, by_y, np.ones(4))
+    np.testing.assert_array_equal(by_x, 1)
+    np.testing.assert_array_equal(by_y, -np.rint(x / y))
+
+
+@kernel
+def counted(x, out):
+    i = tid()
+    out[i] = x[i].bit_count()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint64", "int32"])
+def test_bit_count(dtype):
+    x = np.array([0, 1, 77, np.iinfo(dtype).max], dtype)
+    here, there = on_both(counted, 4, [x, np.zeros(4, np.int64)])
+    assert here.tolist() == there.tolist() == [int(value).bit_count() for value in x]

@@ -1157,21 +1157,14 @@ def test_what_numba_raises_by_itself_ends_the_launch(kernel, n):
 
 
 @kernel
-def to_half(x, y):
+def to_float8(x, y):
     i = tid()
-    y[i] = np.float16(x[i])
+    y[i] = ml_dtypes.float8_e5m2(x[i])
 
 
-@kernel
-def to_bfloat16(x, y):
-    i = tid()
-    y[i] = ml_dtypes.bfloat16(x[i])
-
-
-@pytest.mark.parametrize("narrowed", [to_half, to_bfloat16])
-def test_a_call_of_a_narrow_type_is_refused_with_what_to_do(narrowed):
-    with pytest.raises(KernelError, match=r"float16\(...\) makes no number in a kernel: .*; leave the conversion out"):
-        launch(narrowed, 2, [np.ones(2, np.float32), np.zeros(2, np.float16)])
+def test_a_call_of_a_narrow_type_is_refused_with_what_to_do():
+    with pytest.raises(KernelError, match=r"float8_e5m2\(...\) makes no number in a kernel: .*; leave the conversion"):
+        launch(to_float8, 2, [np.ones(2, np.float32), np.zeros(2, np.float16)])
 
 
 @kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from numba import cuda
 
 import lane_checks
 import numbridge as nb
+from adjoint_programs import declared
 from emulated_cuda import on_both
 
 ROWS = np.int64(2)
@@ -224,3 +226,63 @@ def test_derivatives_say_where_arrays_are_made():
         nb.KernelUnsupportedError, match=r"np.copy makes an array, for which kernels have no memory here"
     ):
         copies.adjoint(["x", "y"]).forall(1)(*(np.ones(3) for _ in range(4)))
+
+
+@nb.kernel
+def aligned(x, y):
+    t = cuda.threadIdx.x
+    here, there = cuda.local.array(99, nb.float32, alignment=64), cuda.shared.array(4, nb.float32, 128)
+    for k in range(99):
+        here[k] = k
+    there[t] = here[int(x[t])] + 1
+    cuda.syncthreads()
+    y[t] = there[3 - t]
+
+
+def test_alignment():
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    aligned[1, 4](x, y)
+    assert y.tolist() == [4, 3, 2, 1]
+    text = aligned.ptx(x, y, capability=(9, 0))
+    assert re.search(r"\.local \.align 64 ", text) and re.search(r"\.shared \.align 128 ", text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("alignment=3", r"(?s)alignment of cuda\.local\.array must be a constant, a power of two from 8 on.*\^"),
+        ("alignment=4", "a power of two from 8 on"),
+        ("alignment=n", "must be a constant"),
+        ("alignment=16.0", "must be a constant"),
+        ("align=16", r"cuda\.local\.array\(shape, dtype, alignment=None\) takes nothing else"),
+        ("None, 16", r"cuda\.local\.array\(shape, dtype, alignment=None\) takes nothing else"),
+    ],
+)
+def test_alignments_that_there_are_not(given, message):
+    text = (
+        f"def calls(x, n):\n    i = nb.tid()\n    made = cuda.local.array(3, np.float64, {given})\n    x[i] = made[0]"
+    )
+    made = declared(text, nb.kernel, cuda=cuda, nb=nb, np=np)
+    with pytest.raises(nb.KernelError, match=message):
+        nb.launch(made, 1, [np.ones(1), 8])
+
+
+PAIR = np.dtype([("count", np.uint32), ("value", np.float64)], align=True)
+
+
+@nb.kernel
+def pairs_between(x, y):
+    t = cuda.threadIdx.x
+    pairs = cuda.shared.array(4, PAIR)
+    pairs[t].count = t
+    pairs[t].value = x[t]
+    cuda.syncthreads()
+    y[t] = pairs[3 - t].value * pairs[t].count
+
+
+def test_shared_records():
+    x, y = np.arange(1.0, 5), np.zeros(4)
+    pairs_between[1, 4](x, y)
+    assert y.tolist() == [0, 3, 4, 3]
+    with pytest.raises(nb.KernelUnsupportedError, match=r"(?s)dtype of a shared array must be a NumPy scalar type.*\^"):
+        pairs_between.adjoint(["x", "y"])[1, 4](x, y, np.zeros(4), np.ones(4))
