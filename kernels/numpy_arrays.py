@@ -55,8 +55,7 @@ class _MemoryOfRecord:
         self.__array_interface__ = {
             "version": 3,
             "shape": (),
-            "typestr": record.dtype.str,
-            "descr": record.dtype.descr,
+            "typestr": f"|V{record.dtype.itemsize}",  # NumPy cannot write down all dtypes of records
             "data": (held.ctypes.data, not record.flags.writeable),
         }
 

@@ -46,6 +46,7 @@ def take_out(
     captured: Collection[str],
     around: Mapping[str, tuple[str, ...]],
     aliases: Mapping[str, ast.expr],
+    is_static: Callable[[ast.expr], bool],
     refuse: _Refuse,
 ) -> dict[str, Nested]:
     """Take the functions out of a function, pass them what they use at each call, and return them by name.
@@ -63,6 +64,8 @@ def take_out(
     aliases : mapping of str to ast.expr
         Its variables that are other names of what is known before a kernel runs, ``here = cuda.threadIdx``, in the order in which
         they are assigned. They are assigned anew where they are used, since such things cannot be passed.
+    is_static : callable
+        Tells whether what is called is `static`; functions in its argument are Python's.
     refuse : callable
         Makes an error of a node and a message.
 
@@ -76,7 +79,7 @@ def take_out(
     # What is local here hides a function around it.
     own = {*code.co_varnames, *code.co_cellvars}
     around = {name: uses for name, uses in around.items() if name not in own}
-    taker = _Taker(code, refuse)
+    taker = _Taker(code, is_static, refuse)
     tree.body = [taker.visit(statement) for statement in tree.body]
     variables = {*own, *captured}
     codes = {name: part for name, (_, part) in taker.found.items()}
@@ -99,8 +102,8 @@ def take_out(
 class _Taker(ast.NodeTransformer):
     """Removes what defines functions."""
 
-    def __init__(self, code: CodeType, refuse: _Refuse) -> None:
-        self._code, self._refuse = code, refuse
+    def __init__(self, code: CodeType, is_static: Callable[[ast.expr], bool], refuse: _Refuse) -> None:
+        self._code, self._is_static, self._refuse = code, is_static, refuse
         self._taken = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names}
         self.found: dict[str, tuple[ast.FunctionDef, CodeType]] = {}
 
@@ -121,6 +124,10 @@ class _Taker(ast.NodeTransformer):
                 self._enter(name, as_definition(value, name), self._of_lambda(value))
                 return ast.copy_location(ast.Pass(), node)
         return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Leave what is evaluated before the kernel is compiled as it is."""
+        return node if self._is_static(node.func) else self.generic_visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.Name:
         """Take a lambda out that has no name, and give it one."""
@@ -213,9 +220,18 @@ def _pass_at_calls(tree: ast.FunctionDef, uses: Mapping[str, tuple[str, ...]], r
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in uses:
             called.add(id(node.func))
+            _check_order(node, uses[node.func.id], refuse)
             given = [ast.copy_location(ast.Name(name, ast.Load()), node.func) for name in uses[node.func.id]]
             node.args = [*given, *node.args]
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and uses.get(node.id) and id(node) not in called:
             text = f"{node.id!r} uses {uses[node.id][0]!r} of {tree.name}, so it can be called here and not passed on"
             raise refuse(node, f"{text}; give it that as an argument")
+
+
+def _check_order(call: ast.Call, captured: Collection[str], refuse: _Refuse) -> None:
+    """Refuse to assign, in the arguments of a call, what is passed before these."""
+    for part in (part for argument in (*call.args, *call.keywords) for part in ast.walk(argument)):
+        if isinstance(part, ast.NamedExpr) and part.target.id in captured:
+            text = f"{part.target.id!r} is assigned here, and used by the function that is called"
+            raise refuse(part, f"{text}; assign it in a statement before")

@@ -41,7 +41,7 @@ from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lam
 from numbridge.kernels.language.nested_functions import Nested, take_out
 from numbridge.kernels.language.njit_functions import Conversions, Declared, conversions_on_cuda, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
-from numbridge.kernels.language.static_expressions import Scope, replace_static_calls
+from numbridge.kernels.language.static_expressions import Scope, is_static, replace_static_calls
 from numbridge.kernels.language.static_names import (
     Static,
     has_static_members,
@@ -267,7 +267,9 @@ class FunctionSource:
         if within is None:
             self.tree, self._first, self._lines = _parse(function, role, file)
         else:
-            self.tree, self._first, self._lines = within[1].definition, within[0]._first, within[0]._lines
+            # A copy: two threads may ask for the source at once.
+            self.tree = copy.deepcopy(within[1].definition)
+            self._first, self._lines = within[0]._first, within[0]._lines
         _strip(self.tree)
         if role == "kernel":
             self.tree.args.defaults = []  # a launch passes every argument
@@ -317,7 +319,8 @@ class FunctionSource:
         local, stored = {*code.co_varnames, *code.co_cellvars, *captured}, _stored(nodes)
         aliases = _single_aliases(nodes, frozenset(local), {name for name in stored if stored.count(name) == 1})
         around = {name: function.captured for name, function in self._nested.items()}
-        for name, nested in take_out(self.tree, self.function, captured, around, aliases, self.error).items():
+        statics = functools.partial(is_static, self.function, frozenset(local))
+        for name, nested in take_out(self.tree, self.function, captured, around, aliases, statics, self.error).items():
             self._nested[name] = _NestedFunction(self, nested)
         first = self.tree.args.posonlyargs or self.tree.args.args
         first[:0] = [ast.copy_location(ast.arg(name), self.tree) for name in captured]

@@ -30,7 +30,7 @@ from numbridge.kernels.language.dependencies import (
     member_dependency,
 )
 
-__all__ = ["Scope", "StaticExpression", "replace_static_calls", "static"]
+__all__ = ["Scope", "StaticExpression", "is_static", "replace_static_calls", "static"]
 
 _T = TypeVar("_T")
 _Refuse = Callable[[ast.AST, str], KernelError]
@@ -87,6 +87,11 @@ def static(expr: _T) -> _T:
 # Finding the expressions
 
 
+def is_static(function: FunctionType, local: frozenset[str], called: ast.expr) -> bool:
+    """Tell whether what is called in a function is `static`."""
+    return _is_static(called, Scope(function), local)
+
+
 def replace_static_calls(
     tree: ast.FunctionDef, function: FunctionType, local: frozenset[str], refuse: _Refuse
 ) -> dict[str, StaticExpression]:
@@ -116,7 +121,7 @@ class _Replacer(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace a call of `static`."""
-        if not self._is_static(node.func):
+        if not _is_static(node.func, self._scope, self._local):
             return self.generic_visit(node)
         if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
             raise self._refuse(node, "nb.static(expr) takes one expression")
@@ -133,17 +138,18 @@ class _Replacer(ast.NodeTransformer):
         self.found.setdefault(made.text, made)
         return ast.copy_location(ast.Name(made.text, ast.Load()), node)
 
-    def _is_static(self, node: ast.expr) -> bool:
-        path: list[str] = []
-        while isinstance(node, ast.Attribute):
-            path.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name) or node.id in self._local:
-            return False
-        value, _ = self._scope.find(node.id)
-        for attribute in reversed(path):
-            value = getattr(value, attribute, MISSING) if is_module(value) else MISSING
-        return value is static
+
+def _is_static(node: ast.expr, scope: Scope, local: frozenset[str]) -> bool:
+    path: list[str] = []
+    while isinstance(node, ast.Attribute):
+        path.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or node.id in local:
+        return False
+    value, _ = scope.find(node.id)
+    for attribute in reversed(path):
+        value = getattr(value, attribute, MISSING) if is_module(value) else MISSING
+    return value is static
 
 
 def _free_names(expression: ast.expr) -> Iterator[ast.Name]:

@@ -182,6 +182,31 @@ def test_what_they_write_is_known():
     assert x.tolist() == [0.0, 0.0]
 
 
+def test_functions_in_static_expressions_are_pythons():
+    numbers = (3, 1, 2)
+
+    @nb.kernel
+    def kernel(x):
+        i = nb.tid()
+
+        def least():
+            return nb.static(max(numbers, key=lambda n: -n))
+
+        x[i] = nb.static(max(numbers, key=lambda n: n)) + least()
+
+    x = np.zeros(1)
+    nb.launch(kernel, 1, [x])
+    assert x.tolist() == [4.0]
+
+
+def test_a_source_that_is_asked_for_twice_is_the_same():
+    kernel, _ = captures()
+    scaled = kernel.source._nested["scaled"]
+    first = scaled.source
+    del scaled.source  # as for two threads that ask at once
+    assert scaled.source.parameters == first.parameters == ("a", "b", "c")
+
+
 def passes_on(x):
     i = nb.tid()
     x[i] = applied(lambda t: t + i, x[i])
@@ -253,7 +278,19 @@ def outer_variable(x):
     x[i] = i
 
 
+def assigned_in_a_call(x):
+    i = nb.tid()
+    s = 5.0
+    t = x[i]
+
+    def f(a):
+        return a + s
+
+    x[i] = f(s := t)
+
+
 REFUSED = {
+    assigned_in_a_call: "'s' is assigned here, and used by the function that is called; assign it in a statement before",
     passes_on: r"'lambda_1' uses 'i' of passes_on, so it can be called here and not passed on; give it that as an argument",
     twice: "the function 'f' is defined more than once; give each a name of its own",
     assigned: "'f' is a function within assigned, too; give each a name of its own",

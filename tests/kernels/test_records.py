@@ -507,6 +507,14 @@ def test_a_record_is_an_argument(as_record):
     assert (record["x"], record["mass"], record["kind"]) == (1.5, 0.5, 3)
 
 
+def test_records_whose_fields_lie_in_another_order():
+    fields = {"names": ["x", "mass"], "formats": [np.float32, np.float64], "offsets": [8, 0], "itemsize": 16}
+    p, out = np.zeros(2, np.dtype(fields)), np.zeros(1)
+    p["x"], p["mass"] = 3.0, 0.5
+    nb.launch(moved, 1, [out, p[1], 2.0])
+    assert out[0] == 4.0
+
+
 def test_a_record_is_memory_of_its_array():
     p = particles()
     nb.launch(changed, 1, [p[2], 1.0])
