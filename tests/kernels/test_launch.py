@@ -648,7 +648,7 @@ def test_wrong_ranks_and_dtypes_of_annotated_parameters():
     launch(annotated, 4, [x, out, np.int8(1), 3])
     assert (out == 4).all()
     cases = [
-        ([out, out, 1, 1.0], NumbridgeTypeError, "'x': wanted array1d.*1 dimensions, got a 2-d array.*shape"),
+        ([out, out, 1, 1.0], NumbridgeTypeError, "'x': wanted array1d.*1 dimension, got a 2-d array.*shape"),
         ([x.astype(np.float64), out, 1, 1.0], NumbridgeTypeError, "'x': wanted elements of float32, got.*float64"),
         ([x, out, 1.5, 1.0], NumbridgeTypeError, "'count': wanted int32, got the float 1.5"),
         ([x, out, 2**40, 1.0], NumbridgeValueError, "'count': 1099511627776 does not fit into int32"),
