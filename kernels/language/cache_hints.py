@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from numbridge.kernels.errors import KernelError
-from numbridge.kernels.language.dependencies import MISSING, is_module
 
 __all__ = ["LOADS", "STORES", "hint_of", "with_plain_accesses"]
 
@@ -28,8 +27,7 @@ def hint_of(node: ast.AST) -> str | None:
 
 def with_plain_accesses(
     tree: ast.FunctionDef,
-    find: Callable[[str], Any],
-    local: frozenset[str],
+    reached: Callable[[ast.expr], Any],
     refuse: Callable[[ast.AST, str], KernelError],
 ) -> None:
     """Put subscripts in the place of loads and stores with hints.
@@ -38,21 +36,19 @@ def with_plain_accesses(
     ----------
     tree : ast.FunctionDef
         The function; changed in place.
-    find : callable
-        Returns what a name around the function stands for, or `MISSING`.
-    local : frozenset of str
-        The function's parameters and variables.
+    reached : callable
+        Returns what is called stands for, as far as that is known around the function.
     refuse : callable
         Makes an error of a node and a message.
     """
     if "numba.cuda" in sys.modules:
-        replacer = _Replacer(find, local, refuse)
+        replacer = _Replacer(reached, refuse)
         tree.body = [replacer.visit(statement) for statement in tree.body]
 
 
 class _Replacer(ast.NodeTransformer):
-    def __init__(self, find: Callable[[str], Any], local: frozenset[str], refuse: Callable[..., KernelError]) -> None:
-        self._find, self._local, self._refuse = find, local, refuse
+    def __init__(self, reached: Callable[[ast.expr], Any], refuse: Callable[..., KernelError]) -> None:
+        self._reached, self._refuse = reached, refuse
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         """Return an assignment for a store."""
@@ -83,16 +79,10 @@ class _Replacer(ast.NodeTransformer):
 
     def _hint(self, node: ast.Call) -> str | None:
         """Return the hint of a call, or None."""
-        path, called = [], node.func
-        while isinstance(called, ast.Attribute):
-            path.append(called.attr)
-            called = called.value
-        if not isinstance(called, ast.Name) or called.id in self._local:
-            return None
-        value = self._find(called.id)
-        for attribute in reversed(path):
-            value = getattr(value, attribute, MISSING) if is_module(value) else MISSING
+        called = node.func
+        value = self._reached(called)
         name = getattr(value, "__name__", None)
         of_numba = getattr(value, "__module__", None) == "numba.cuda.cache_hints"
         # By another name it is a choice of the user's, which may be another one tomorrow.
-        return name if of_numba and name in (*LOADS, *STORES) and (path or called.id == name) else None
+        named = isinstance(called, ast.Attribute) or (isinstance(called, ast.Name) and called.id == name)
+        return name if of_numba and name in (*LOADS, *STORES) and named else None

@@ -41,7 +41,7 @@ from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lam
 from numbridge.kernels.language.nested_functions import Nested, take_out
 from numbridge.kernels.language.njit_functions import Conversions, Declared, conversions_on_cuda, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
-from numbridge.kernels.language.static_expressions import Scope, is_static, replace_static_calls
+from numbridge.kernels.language.static_expressions import Scope, replace_static_calls, static
 from numbridge.kernels.language.static_names import (
     Static,
     has_static_members,
@@ -292,7 +292,8 @@ class FunctionSource:
         code, arguments = function.__code__, self.tree.args
         local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed, *captured})
         self._statics = replace_static_calls(self.tree, function, local, self.error)
-        with_plain_accesses(self.tree, Scope(function).value, local, self.error)
+        scope = Scope(function)
+        with_plain_accesses(self.tree, lambda called: scope.reached(called, local), self.error)
         self.parameters = tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
         self.nodes = _in_order(self.tree.body)
         check_syntax(self)
@@ -319,8 +320,14 @@ class FunctionSource:
         local, stored = {*code.co_varnames, *code.co_cellvars, *captured}, _stored(nodes)
         aliases = _single_aliases(nodes, frozenset(local), {name for name in stored if stored.count(name) == 1})
         around = {name: function.captured for name, function in self._nested.items()}
-        statics = functools.partial(is_static, self.function, frozenset(local))
-        for name, nested in take_out(self.tree, self.function, captured, around, aliases, statics, self.error).items():
+        scope = Scope(self.function)
+
+        def is_static(called: ast.expr) -> bool:
+            return scope.reached(called, local) is static
+
+        for name, nested in take_out(
+            self.tree, self.function, captured, around, aliases, is_static, self.error
+        ).items():
             self._nested[name] = _NestedFunction(self, nested)
         first = self.tree.args.posonlyargs or self.tree.args.args
         first[:0] = [ast.copy_location(ast.arg(name), self.tree) for name in captured]

@@ -12,7 +12,7 @@ import ast
 import builtins
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from numbridge.kernels.language.dependencies import (
     member_dependency,
 )
 
-__all__ = ["Scope", "StaticExpression", "is_static", "replace_static_calls", "static"]
+__all__ = ["Scope", "StaticExpression", "replace_static_calls", "static"]
 
 _T = TypeVar("_T")
 _Refuse = Callable[[ast.AST, str], KernelError]
@@ -87,11 +87,6 @@ def static(expr: _T) -> _T:
 # Finding the expressions
 
 
-def is_static(function: FunctionType, local: frozenset[str], called: ast.expr) -> bool:
-    """Tell whether what is called in a function is `static`."""
-    return _is_static(called, Scope(function), local)
-
-
 def replace_static_calls(
     tree: ast.FunctionDef, function: FunctionType, local: frozenset[str], refuse: _Refuse
 ) -> dict[str, StaticExpression]:
@@ -121,7 +116,7 @@ class _Replacer(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace a call of `static`."""
-        if not _is_static(node.func, self._scope, self._local):
+        if self._scope.reached(node.func, self._local) is not static:
             return self.generic_visit(node)
         if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
             raise self._refuse(node, "nb.static(expr) takes one expression")
@@ -137,19 +132,6 @@ class _Replacer(ast.NodeTransformer):
         made = StaticExpression(expression, self._scope, self._refuse)
         self.found.setdefault(made.text, made)
         return ast.copy_location(ast.Name(made.text, ast.Load()), node)
-
-
-def _is_static(node: ast.expr, scope: Scope, local: frozenset[str]) -> bool:
-    path: list[str] = []
-    while isinstance(node, ast.Attribute):
-        path.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name) or node.id in local:
-        return False
-    value, _ = scope.find(node.id)
-    for attribute in reversed(path):
-        value = getattr(value, attribute, MISSING) if is_module(value) else MISSING
-    return value is static
 
 
 def _free_names(expression: ast.expr) -> Iterator[ast.Name]:
@@ -180,9 +162,18 @@ class Scope:
             return value, () if is_settled(name, value) else (Dependency(self._globals, name, value),)
         return getattr(builtins, name, MISSING), ()
 
-    def value(self, name: str) -> Any:
-        """Return a variable's value, or `MISSING`."""
-        return self.find(name)[0]
+    def reached(self, node: ast.expr, local: Collection[str]) -> Any:
+        """Return what a name, or a chain of attributes of modules, stands for; `MISSING` if it begins with a local one."""
+        path: list[str] = []
+        while isinstance(node, ast.Attribute):
+            path.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id in local:
+            return MISSING
+        value, _ = self.find(node.id)
+        for attribute in reversed(path):
+            value = getattr(value, attribute, MISSING) if is_module(value) else MISSING
+        return value
 
     def variables(self) -> dict[str, Any]:
         """Return all variables, as the globals of an evaluation."""
