@@ -30,11 +30,15 @@ _IS_AFFECTED = llvm.llvm_version_info[0] == 22
 _LOAD = re.compile(r"call .*@llvm\.masked\.load\.[\w.]+\(ptr [^%@]*([%@][^,\s]+), (?!.*(?:poison|undef)\))")
 _STORE = re.compile(r"@llvm\.masked\.(?:store|scatter|compressstore)\.|^\s*store |@llvm\.mem(?:set|cpy|move)\.")
 _CALL = re.compile(r"\bcall [^@]*@(?!llvm\.)")
-_STORED_TO = re.compile(r"ptr (?:align \d+ )?([%@][^,\s)]+)")
-_ADDRESS = re.compile(r"^\s*(%\S+) = getelementptr [^%@]*?ptr ([%@][^,\s]+)")
+# An address, or a vector of such, behind what is said of it, such as "noundef nonnull align 64 dereferenceable(256)"
+_STORED_TO = re.compile(r"\bptr>? (?:[^%@,]* )?([%@][^,\s)]+)")
+_POINTER = re.compile(r"\bptr\b")
+_ADDRESS = re.compile(r"^\s*(%\S+) = getelementptr [^%@]*?ptr>? ([%@][^,\s]+)")
 _DEFINED = re.compile(r"^\s*(%\S+) = (\w+)")
 # What gives an address that may be that of another one's memory
-_UNKNOWN_ROOTS = frozenset({"phi", "select", "extractelement", "freeze"})
+_UNKNOWN_ROOTS = frozenset(
+    ("phi", "select", "freeze", "inttoptr", "extractelement", "insertelement", "shufflevector", "addrspacecast")
+)
 
 
 class _Library(JITCodeLibrary):
@@ -103,8 +107,10 @@ def _since_loop_began(lines: list[str], place: int) -> Iterator[str]:
 
 
 def _may_be_same(root: str | None, line: str, addresses: Mapping[str, str], kinds: Mapping[str, str]) -> bool:
-    stored = [_root(name, addresses, kinds) for name in _STORED_TO.findall(line)]
-    return root is None or not stored or any(other is None or other == root for other in stored)
+    names = _STORED_TO.findall(line)
+    if root is None or len(names) != len(_POINTER.findall(line)):
+        return True
+    return any(_root(name, addresses, kinds) in (None, root) for name in names)
 
 
 def _root(name: str, addresses: Mapping[str, str], kinds: Mapping[str, str]) -> str | None:

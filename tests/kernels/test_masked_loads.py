@@ -84,12 +84,21 @@ vector.body:
   %beside = getelementptr float, ptr %at, i64 2
   %there = getelementptr i8, ptr %b, i64 %k
   %either = phi ptr [ %at, %x ], [ %there, %y ]
+  %many_at = getelementptr [3 x float], ptr %at, <4 x i64> %ks
+  %many_there = getelementptr inbounds nuw i8, ptr %there, <4 x i64> %ks
+  %beside_many = getelementptr inbounds nuw i8, <4 x ptr> %many_at, i64 4
+  %spread = shufflevector <4 x ptr> %only, <4 x ptr> poison, <4 x i32> zeroinitializer
   {before}
   %load = tail call <4 x float> @llvm.masked.load.v4f32.p0(ptr align 4 {address}, <4 x i1> %m, <4 x float> {otherwise})
   {after}
 }}
 """
 MASKED = "tail call void @llvm.masked.store.v4f32.p0(<4 x float> zeroinitializer, ptr align 4 {0}, <4 x i1> %m), !alias.scope !9"
+
+
+SCATTER = "tail call void @llvm.masked.scatter.v4f32.v4p0(<4 x float> %v, <4 x ptr> align 4 {0}, <4 x i1> %m)"
+SET = "call void @llvm.memset.p0.i64(ptr noundef nonnull align 64 dereferenceable(256) {0}, i8 0, i64 256, i1 false)"
+COPY = "call void @llvm.memcpy.p0.p0.i64(ptr captures(none) align 4 {0}, ptr noundef align 4 {1}, i64 256, i1 false)"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +113,15 @@ MASKED = "tail call void @llvm.masked.store.v4f32.p0(<4 x float> zeroinitializer
         (MASKED.format("%there"), "%either", "%other", True),
         ("store <4 x float> %v, ptr %beside, align 4", "%at", "%other", True),
         ("store <4 x float> %v, ptr %there, align 4", "%at", "%other", False),
+        (SCATTER.format("%many_at"), "%at", "%other", True),
+        (SCATTER.format("%beside_many"), "%at", "%other", True),
+        (SCATTER.format("%spread"), "%at", "%other", True),
+        (SCATTER.format("%many_there"), "%at", "%other", False),
+        (SET.format("%at"), "%at", "%other", True),
+        (SET.format("%there"), "%at", "%other", False),
+        (COPY.format("%there", "%c"), "%at", "%other", False),
+        (COPY.format("%at", "%there"), "%at", "%other", True),
+        ("store <4 x float> %v, ptr getelementptr (i8, ptr @c, i64 4), align 4", "%at", "%other", True),
         ("%r = call i32 @something(ptr %there)", "%at", "%other", True),
         ("%r = call i32 @llvm.smax.i32(i32 %p, i32 %q)", "%at", "%other", False),
     ],
