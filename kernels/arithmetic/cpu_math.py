@@ -78,13 +78,19 @@ def _fused() -> bool:
 
 
 @functools.cache
-def _replacements(*, alone: bool = False) -> dict[Any, Any]:
+def _replacements(*, alone: bool) -> dict[Any, Any]:
     """Return the function that takes the place of each that Numba knows."""
     found: dict[Any, Any] = {}
     if _fused():
         for name in _ALL:
             found |= {plain: _function(name, plain, alone=alone) for plain in _spellings(name)}
     return found
+
+
+@functools.cache
+def _by_identity(*, alone: bool) -> dict[int, Any]:
+    """Return the replacements by the identities of what they replace: a user's globals may have no hash, or one that raises."""
+    return {id(plain): new for plain, new in _replacements(alone=alone).items()}
 
 
 def _spellings(name: str) -> list[Any]:
@@ -98,7 +104,7 @@ def _spellings(name: str) -> list[Any]:
 def _arithmetic(kind: Any) -> frozenset[Any]:
     """Return the functions that need no library for a type of numbers."""
     own = {types.float32: FUNCTIONS, types.float64: double_math.FUNCTIONS}.get(kind, {})
-    return frozenset(_replacements()[plain] for name in own for plain in _spellings(name))
+    return frozenset(_replacements(alone=False)[plain] for name in own for plain in _spellings(name))
 
 
 @functools.cache
@@ -106,8 +112,9 @@ def _module(original: ModuleType, *, alone: bool) -> ModuleType:
     """Return a module that has what `original` has, with the replacements in their places."""
     made = ModuleType(original.__name__)
     for name, value in vars(original).items():
-        if value.__hash__ is not None and value in _replacements():
-            setattr(made, name, _replacements(alone=alone)[value])
+        new = _by_identity(alone=alone).get(id(value))
+        if new is not None:
+            setattr(made, name, new)
     made.__dict__["__getattr__"] = functools.partial(getattr, original)
     return made
 
@@ -128,17 +135,14 @@ def replacement(value: Any, *, alone: bool) -> Any:
     """Return what kernels call in the place of a function or a module, which may be itself."""
     if value is math or value is np:
         return _module(value, alone=alone)
-    try:
-        return _replacements(alone=alone).get(value, value) if callable(value) else value
-    except TypeError:
-        return value  # it has no hash, as a C function of ctypes, and so is none of these
+    return _by_identity(alone=alone).get(id(value), value)
 
 
 def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
     """Tell whether a call of numbers goes to a library, which takes one number at a time."""
     if isinstance(function, type):
         return False
-    if function in _replacements().values():
+    if function in _replacements(alone=False).values():
         found = {types.unliteral(kind) for kind in kinds}
         return len(found) > 1 or function not in _arithmetic(*found)
     return _is_mathematical(function) and not is_few_instructions(function)

@@ -10,6 +10,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+from numba import types
 from numba.core import config
 
 import numbridge as nb
@@ -288,7 +289,16 @@ def scattered(x, out):
 @pytest.mark.parametrize(("features", "is_arithmetic"), [("", False), ("+avx2,-fma", False), ("+avx2,+fma", True)])
 def test_code_for_a_cpu_that_does_not_multiply_and_add_at_once_calls_the_library(monkeypatch, features, is_arithmetic):
     monkeypatch.setattr(config, "CPU_FEATURES", features)
-    assert (math.sin in cpu_math._replacements.__wrapped__()) == is_arithmetic
+    assert (math.sin in cpu_math._replacements.__wrapped__(alone=False)) == is_arithmetic
+
+
+@pytest.mark.parametrize(
+    ("kinds", "calls"),
+    [((types.float64,) * 2, False), ((types.float32,) * 2, False), ((types.float64, types.int64), True)],
+)
+def test_functions_of_mixed_types_are_the_library_s(kinds, calls):
+    for plain in (math.pow, math.atan2, np.hypot):
+        assert cpu_math.is_library_call(cpu_math.replacement(plain, alone=False), kinds) == calls
 
 
 def test_what_the_library_computes_sooner_is_its_own_where_nothing_is_vectorised(monkeypatch):
