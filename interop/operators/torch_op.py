@@ -25,6 +25,7 @@ from numbridge.operators.operator_levels import Level, returned
 from numbridge.operators.operators import Dims, OperatorPlan
 from numbridge.operators.torch_eager import Launches, plain_numbers, quick_way
 from numbridge.operators.torch_operators import NAMESPACE, Operator
+from numbridge.operators.torch_sharding import has_dtensor
 
 __all__ = ["TorchOp", "run_by_name", "torch_op"]
 
@@ -61,7 +62,8 @@ def torch_op(
     TorchOp
         Called with the remaining parameters, in order, it returns a tensor, a tuple for several outputs, or None for none. A
         floating-point number may be given as a tensor without dimensions, which has a gradient then. Inputs may be tuples of
-        tensors and numbers.
+        tensors and numbers. DTensors are cut along axes that thread indices only select along, and gathered otherwise; an
+        operator that changes some in place refuses them.
 
     Raises
     ------
@@ -213,6 +215,12 @@ class TorchOp(KernelOp):
             return self._in_another((), values)  # which changes nothing if all that the kernel changes is None
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
             raise self.plan.lost_gradient(self._called, "torch.no_grad()")
+        if not self._is_compiling() and has_dtensor(values):
+            changed = ", ".join(self.plan.mutated)
+            raise BufferAccessError(
+                f"operator {self._called} changes {changed} in place, and a DTensor's shards might be changed in copies; make it "
+                "an output, or call the operator on the shards, x.to_local()"
+            )
         self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
         return self.op(*plain_numbers(values))
 

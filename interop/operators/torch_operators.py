@@ -18,6 +18,7 @@ from numbridge.kernels.language.dependencies import check_unchanged
 from numbridge.kernels.variant import variants_of
 from numbridge.operators.operator_levels import Level, detached, returned
 from numbridge.operators.torch_eager import forward_mode_check, has_gradient, named
+from numbridge.operators.torch_sharding import has_dtensor, let_be_cut, with_dtensors
 
 __all__ = ["NAMESPACE", "Operator"]
 
@@ -62,6 +63,7 @@ class Operator:
         self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
         self._is_compiling, self._is_forward_mode = torch.compiler.is_dynamo_compiling, forward_mode_check()
         self._tangents: dict[Any, Operator] = {}
+        self._is_cut = False
         inputs = [f"{self._type(n)} {n}" for n in level.inputs]
         self.op = self._define(self.name, inputs, len(level.outputs), self._run, self._run_fake)
         if differentiable:
@@ -204,12 +206,22 @@ class Operator:
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the outputs."""
+        if not self._is_compiling() and has_dtensor(values):
+            self._let_be_cut()
         if not self._is_compiling() and self._is_forward_mode():
             return _tuple(self._run_function.apply(*values))
         return _tuple(self.op(*values))
 
+    def _let_be_cut(self) -> None:
+        """Let DTensors come to the operator and its adjoint, unless it changes some, of which it could get copies."""
+        if self._is_differentiable and not self._is_cut:
+            let_be_cut(self.level, self.op, self._adjoint)
+            self._is_cut = True
+
     def adjoint(self, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
         """Return a tensor for each of the inputs that are tensors: the gradient, or an empty one."""
+        if not self._is_compiling() and has_dtensor(inputs):
+            self._let_be_cut()
         if not self._is_compiling() and self._is_forward_mode():
             return _tuple(self._adjoint_function.apply(*inputs, *grads, _coded(wanted)))
         return _tuple(self._adjoint(*inputs, *grads, list(wanted)))
@@ -475,10 +487,11 @@ def _given(grads: Sequence[Any], ctx: Any) -> list[Any]:
     """Return gradients of all outputs: zero for one that nothing depends on."""
     import torch
 
-    return [
+    made = [
         torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
         for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=True)
     ]
+    return with_dtensors(made) if has_dtensor(made) else made
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
