@@ -112,7 +112,7 @@ class LaneText(Text):
         room = _MEMORY if GIVEN_MEMORY in self._types else _ROOM
         while self.width > 1 and self.width * self._bytes() > room:
             self.width //= 2
-        if self.width < 2:
+        if self.width < 2 or (self._lanes.is_long and self.width <= FEW):
             raise NoLanesError
         if self.width * self._bytes() > _ROOM:
             for private in self._private.values():

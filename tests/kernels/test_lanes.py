@@ -794,6 +794,39 @@ def test_adjoints_and_tangents_run_together():
             assert is_close(together, alone)
 
 
+@nb.func
+def lorenz(state, numbers):
+    (x, y, z), (r, s, b) = state, numbers
+    return s * (y - x), x * (r - z) - y, x * y - b * z
+
+
+@nb.func
+def moved(state, slope, dt):
+    return state[0] + dt * slope[0], state[1] + dt * slope[1], state[2] + dt * slope[2]
+
+
+def runge_kutta(x, y, trips):
+    a, b = nb.tid()
+    i = a + b
+    numbers, state = (28.0 + x[i], 10.0 - x[i], 2.5 - x[i]), (x[i], 0.5, x[i])
+    for _ in range(trips):
+        first = lorenz(state, numbers)
+        second = lorenz(moved(state, first, 0.005), numbers)
+        third = lorenz(moved(state, second, 0.005), numbers)
+        third = lorenz(moved(state, third, 0.005), numbers)
+        fourth = lorenz(moved(state, third, 0.01), numbers)
+        state = moved(moved(moved(moved(state, first, 0.002), second, 0.003), third, 0.003), fourth, 0.002)
+    y[i] = state[0] * state[1] - state[2]
+
+
+def test_a_long_adjoint_runs_many_threads_at_once_or_one():
+    kernel, n = nb.kernel(runge_kutta), 70  # of more than 400 statements, with which few threads gain nothing
+    values = [floats(n), floats(n), 20]
+    assert widths(kernel.adjoint(["x", "y"]), [*values, floats(n), floats(n)]) == {"runge_kutta_adjoint": 64}
+    for together, alone in zip(*(gradients(kernel, values, dims) for dims in ((1, n), (n, 1))), strict=True):
+        assert is_close(together, alone)
+
+
 # Random programs
 
 
