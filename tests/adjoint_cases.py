@@ -682,6 +682,14 @@ def read_before_and_after(x, y, n):
     y[i] += s
 
 
+@kernel
+def quotients_with_remainders(x, y):
+    i = tid()
+    row, column = divmod(i, 3)
+    whole, rest = divmod(x[i], 0.7)
+    y[i] = x[row] * x[column] * rest + whole * divmod(2.0, x[i])[1]
+
+
 CASES = [
     (not_there, 4, uniform(6), uniform(4), np.array([2, 1 << 40, -3, -(1 << 40)]), np.array([3, 0, 9, 0])),
     (same_in_each_trip, 3, uniform(12), uniform(4), uniform(3), 4),
@@ -738,6 +746,7 @@ CASES = [
     (tuples_from_trip_to_trip, 4, uniform(6), uniform(4), 6),
     (tuples_from_trip_to_trip, 4, uniform(6), uniform(4), 1),
     (names_used_again_in_loops, 4, uniform(6), uniform(4), 6),
+    (quotients_with_remainders, 6, uniform(6), uniform(6)),
     (tuple_returned_in_a_loop, 5, uniform(6), uniform(5)),
     *SLICES,
     *ROWS,

@@ -186,6 +186,8 @@ class Calls(Reductions):
             return self._complex_function(node, callee, arguments)
         if has_element(*arguments):
             return self._element_function(node, callee, arguments)
+        if callee.value is divmod and len(arguments) == 2:
+            return tuple(self._binary(node, op, *arguments) for op in (ast.FloorDiv(), ast.Mod()))
         if isinstance(callee.value, OfLibdevice):
             return self._of_libdevice(node, callee.value.name, arguments)
         if isinstance(callee.value, OfHalves):

@@ -221,8 +221,8 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
         given[0].strip()
     ):
         return (
-            f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, or leave out "
-            "the index"
+            f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, of shape (1,) or "
+            "more (one of shape () is passed as a number), or leave out the index"
         )
     if name == "getitem" and given[0].strip().startswith("range_state_"):
         return (

@@ -34,7 +34,7 @@ from numbridge.kernels.cpu_backend.lanes import (
 )
 from numbridge.kernels.cpu_backend.stack_runs import COUNTED, PLACED, PUT_PLACE, moves_stack
 from numbridge.kernels.element_types.numba_elements import NumbaElement
-from numbridge.kernels.language.rewriting import CUDA_MODULE
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE
 
 __all__ = ["GIVEN_MEMORY", "LaneText", "lane_place", "lane_value", "only_computes", "set_lane_value"]
 
@@ -53,6 +53,8 @@ _ADDS = (
     "_nb_sub_from_total",
 )
 _REFUSED = ("_nb_crew_stack_", "_nb_print", "_nb_checked", "_nb_having", CUDA_MODULE)
+# Each is an instruction or two, and adjoints of `asin`, `acos` and `atanh` call the first.
+_OF_CUDA = frozenset(f"{CUDA_FUNCTION}{name}" for name in ("fma", "selp", "popc", "clz", "ffs", "brev"))
 _STACK = "_nb_stack_"
 _BIT = ir.IntType(1)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
@@ -66,6 +68,8 @@ def only_computes(name: str, function: Callable[[], Any]) -> bool:
     NoLanesError
         If threads that run together must not call it.
     """
+    if name in _OF_CUDA:
+        return True
     if name.startswith(_REFUSED):
         raise NoLanesError
     if name.startswith((*ATOMIC, _STACK)):
@@ -112,7 +116,7 @@ class LaneText(Text):
         room = _MEMORY if GIVEN_MEMORY in self._types else _ROOM
         while self.width > 1 and self.width * self._bytes() > room:
             self.width //= 2
-        if self.width < 2:
+        if self.width < 2 or (self._lanes.is_long and self.width <= FEW):
             raise NoLanesError
         if self.width * self._bytes() > _ROOM:
             for private in self._private.values():

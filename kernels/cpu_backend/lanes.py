@@ -45,13 +45,15 @@ ATOMIC = ("_nb_add", "_nb_sub_", "_nb_atomic_")
 REST = "_nb_rest"
 """How the names of counters begin of loops that do what is left over, which is little: they are to be left as they are."""
 _LOCAL_ARRAY, _FIELD = "_nb_local_array", "_nb_field"
-_MOST_STATEMENTS = 400
 # A loop of so few trips is unrolled by LLVM, which then finds vectors by itself.
 _FEW_TRIPS = 16
 # Of threads that read from memory that lies apart, which each does by itself, few run at once. Of others many do: vectors of
 # several registers are several chains of operations, none of which waits for another, and read many neighbours in memory. FEW of
 # them run where there are not so many.
 MOST, FEW, _NARROW = 64, 16, 8
+# LLVM takes long for long texts, and only many threads make up for that, several times over. The adjoint of a Runge-Kutta method
+# of four stages has 400 to 1500 statements.
+_LONG, _TOO_LONG = 400, 1600
 
 
 class NoLanesError(Exception):
@@ -95,6 +97,8 @@ class Lanes:
         Varying names that live longer than one group.
     steps : dict of str to (int or None)
         How much greater names are in the next lane; None is unknown.
+    is_long : bool
+        Whether the text is so long that only many lanes gain anything.
     """
 
     tree: ast.FunctionDef
@@ -109,6 +113,7 @@ class Lanes:
     forked: set[int] = field(default_factory=set)
     kept: set[str] = field(default_factory=set)
     steps: dict[str, int | None] = field(default_factory=dict)
+    is_long: bool = False
 
     def varies(self, node: ast.AST) -> bool:
         """Tell whether something may be another value in every lane, or do something for each."""
@@ -245,14 +250,16 @@ def read_lanes(
     Raises
     ------
     NoLanesError
-        If the text is long, or a thread may wait for what another one does after a loop.
+        If the text is too long, or a thread may wait for what another one does after a loop.
     """
     nodes = list(ast.walk(tree))
-    if sum(isinstance(node, ast.stmt) for node in nodes) > _MOST_STATEMENTS:
+    length = sum(isinstance(node, ast.stmt) for node in nodes)
+    if length > _TOO_LONG:
         raise NoLanesError
     arrays |= {name for node in nodes if (name := _assigned_call(node, _FIELD)) is not None}
     private = frozenset(name for node in nodes if (name := local_array_name(node)) is not None)
-    lanes = Lanes(tree, along, arrays, private, touched_arrays(nodes, arrays), computes, {*along})
+    touched = touched_arrays(nodes, arrays)
+    lanes = Lanes(tree, along, arrays, private, touched, computes, {*along}, is_long=length > _LONG)
     without_unread(lanes, tree.body, read_names(lanes, nodes))
     _Spread(lanes, once).run()
     # A stack moves for all lanes at once, and those that left early would take what others put there last.

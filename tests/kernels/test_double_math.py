@@ -315,6 +315,25 @@ def test_what_the_library_computes_sooner_is_its_own_where_nothing_is_vectorised
 
 
 @nb.kernel
+def winding(x, y):
+    i = nb.tid()
+    a, b = x[i], 0.5
+    for _ in range(20):
+        c, d = a + math.sin(a) * math.cos(b), b + math.sin(b - a) * math.cos(a)
+        a, b = c + math.sin(c) * math.cos(d), d + math.sin(d - c) * math.cos(c)
+    y[i] = a
+
+
+def test_numbers_of_a_vector_that_are_seldom_large_take_one_test_together(monkeypatch):
+    made = []
+    plain = variant.compiled_or_stored
+    monkeypatch.setattr(variant, "compiled_or_stored", lambda *given: made.append(plain(*given)) or made[-1])
+    launch(winding, 100, [np.linspace(0, 1, 100), np.zeros(100)])
+    # A branch for each number makes 200 kB of it, and takes LLVM five times as long.
+    assert sum(len(code) for compiled, _ in made for code in compiled.objects) < 120_000
+
+
+@nb.kernel
 def sines(x, out):
     i = nb.tid()
     out[0, i] = math.sin(x[i])

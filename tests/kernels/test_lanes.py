@@ -195,6 +195,17 @@ def guarded_loads(x, y, n):
     y[i] = s
 
 
+def functions_of_cuda(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s, bits = x[i], i
+    for k in range(n):
+        bits = (bits * 1103515245 + 12345) & 0x7FFFFFFF
+        s = cuda.fma(s, 0.5, x[i]) + 0.01 * float(cuda.popc(bits) - cuda.clz(bits) + cuda.ffs(bits))
+        s = cuda.selp(s > x[k % x.shape[0]], s * 0.5, s + 0.1) + 1e-9 * float(cuda.brev(np.uint32(bits)))
+    y[i] = s
+
+
 def index_of_some_lanes(x, y, n):
     a, b = nb.tid()
     i = a + b
@@ -418,6 +429,7 @@ CASES = dict.fromkeys(OF_VECTORS, vectors) | {
     branches_in_branches: lambda n: [floats(max(n, 2)), floats(n), TRIPS],
     index_of_some_lanes: lambda n: [floats(max(n, TRIPS)), floats(n), TRIPS],
     scan_of_rows: lambda n: [floats(n), floats(n, TRIPS + 1), TRIPS],
+    functions_of_cuda: vectors,
     booleans: lambda n: [integers(n, high=2, dtype=bool), integers(n), TRIPS],
     elements: lambda n: [floats(n, 3), floats(n, 3), floats(n, 3, 3), nb.vec3(0.1, 0.2, 0.3), TRIPS],
     records: lambda n: [made_records(n), floats(n), TRIPS],
@@ -749,6 +761,16 @@ def long_recurrence(x, y, n):
     y[i] = s
 
 
+def arcs(x, y, n):
+    """Whose adjoint calls `cuda.fma`."""
+    a, b = nb.tid()
+    i = a + b
+    s = x[i]
+    for _ in range(n * 10):
+        s = 0.3 * math.asin(s) + 0.1 * math.acos(s) + 0.1 * math.atanh(s)
+    y[i] = s
+
+
 def carried_matrix(x: nb.array1d[nb.vec3], y: nb.array1d[nb.vec3], m: nb.array1d[nb.mat33], n):
     a, b = nb.tid()
     i = a + b
@@ -760,7 +782,7 @@ def carried_matrix(x: nb.array1d[nb.vec3], y: nb.array1d[nb.vec3], m: nb.array1d
     y[i] = v + r * v
 
 
-DIFFERENTIATED = dict.fromkeys((chain, uniform_breaks, long_recurrence, by_hand), vectors) | {
+DIFFERENTIATED = dict.fromkeys((chain, uniform_breaks, long_recurrence, by_hand, functions_of_cuda), vectors) | {
     scalars: lambda n: [floats(n), floats(n), 0.1, 0.9, nb.vec3(0.1, -0.2, 0.3), TRIPS],
     matrix_product: lambda n: [floats(n, 5), floats(3, 5), floats(n, 3), TRIPS],
     scan_of_rows: CASES[scan_of_rows],
@@ -788,10 +810,44 @@ def test_gradients_are_those_of_code_without_lanes(function):
 def test_adjoints_and_tangents_run_together():
     n = 37
     values = [*vectors(n), floats(n), floats(n)]
-    for derived in (nb.kernel(chain).adjoint(["x", "y"]), nb.kernel(simd=True)(chain).tangent(["x", "y"])):
+    adjoints = (nb.kernel(function).adjoint(["x", "y"]) for function in (chain, arcs))
+    for derived in (*adjoints, nb.kernel(simd=True)(chain).tangent(["x", "y"])):
         assert widths(derived, values)
         for together, alone in zip(*both_ways(derived, values, n), strict=True):
             assert is_close(together, alone)
+
+
+@nb.func
+def lorenz(state, numbers):
+    (x, y, z), (r, s, b) = state, numbers
+    return s * (y - x), x * (r - z) - y, x * y - b * z
+
+
+@nb.func
+def moved(state, slope, dt):
+    return state[0] + dt * slope[0], state[1] + dt * slope[1], state[2] + dt * slope[2]
+
+
+def runge_kutta(x, y, trips):
+    a, b = nb.tid()
+    i = a + b
+    numbers, state = (28.0 + x[i], 10.0 - x[i], 2.5 - x[i]), (x[i], 0.5, x[i])
+    for _ in range(trips):
+        first = lorenz(state, numbers)
+        second = lorenz(moved(state, first, 0.005), numbers)
+        third = lorenz(moved(state, second, 0.005), numbers)
+        third = lorenz(moved(state, third, 0.005), numbers)
+        fourth = lorenz(moved(state, third, 0.01), numbers)
+        state = moved(moved(moved(moved(state, first, 0.002), second, 0.003), third, 0.003), fourth, 0.002)
+    y[i] = state[0] * state[1] - state[2]
+
+
+def test_a_long_adjoint_runs_many_threads_at_once_or_one():
+    kernel, n = nb.kernel(runge_kutta), 70  # of more than 400 statements, with which few threads gain nothing
+    values = [floats(n), floats(n), 20]
+    assert widths(kernel.adjoint(["x", "y"]), [*values, floats(n), floats(n)]) == {"runge_kutta_adjoint": 64}
+    for together, alone in zip(*(gradients(kernel, values, dims) for dims in ((1, n), (n, 1))), strict=True):
+        assert is_close(together, alone)
 
 
 # Random programs

@@ -264,7 +264,10 @@ def forgets_an_index(x, y):
         ),
         (stores_none, "None is stored or computed with here, .*return a number on every path"),
         (computes_with_none, "None is stored or computed with here"),
-        (indexes_a_number, "a float32 is a number, and is indexed here like an array; pass an array"),
+        (
+            indexes_a_number,
+            r"a float32 is a number, and is indexed here like an array; pass an array, .*one of shape \(\) is",
+        ),
         (stores_into_a_number, "a float32 is a number, and is indexed here like an array"),
         (loops_over_a_number, r"a float32 cannot be looped over; loop over range\(n\), an array or a tuple"),
         (stores_text, "an array of float32 with 1 dimension does not take text; store numbers"),
