@@ -88,6 +88,30 @@ def unpacked(v: nb.array[nb.vec3]):
 
 
 @nb.kernel
+def piece_of_a_store(v: nb.array[nb.vec3]):
+    u = v[nb.tid()]
+    u[:2] = nb.vec2(1.0, 2.0)
+
+
+@nb.kernel
+def starred(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(*v[i])
+
+
+@nb.kernel
+def starred_beside_others(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(1.0, *v[i])
+
+
+@nb.kernel
+def a_starred_array(x):
+    v = nb.vec2(*x[0])
+    x[0, 0] = v.x
+
+
+@nb.kernel
 def swizzled(v: nb.array[nb.vec3]):
     i = nb.tid()
     v[i] = nb.vec3(v[i].xy, 1.0)
@@ -171,6 +195,19 @@ CASES = [
     (half_the_index, FRACTION),
     (half_the_index_of_a_store, FRACTION),
     (unpacked, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
+    (starred, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
+    (
+        starred_beside_others,
+        "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]",
+    ),
+    (
+        a_starred_array,
+        "only the parts of a tuple are passed one by one by a star, and this is an array of float32; write the arguments out",
+    ),
+    (
+        piece_of_a_store,
+        "a vec3 does not take vec2 at an index of type slice; store numbers one by one, as in v[0] = value",
+    ),
     (swizzled, "a vec3 has no part 'xy'; take components, as in v[0]"),
     (too_few, "vec3 is not made of (float32, float32): pass nothing, one number for all components"),
     (of_rows, "mat33 is not made of (vec3, vec3, vec3): nb.matrix_from_rows and nb.matrix_from_cols make a matrix"),
