@@ -87,6 +87,7 @@ _INSTEAD = {
     "max": "write a loop over the elements, or pass numbers one by one",
     "min": "write a loop over the elements, or pass numbers one by one",
     "pow": "write x ** y",
+    "type": "name the type, as in nb.vec3(value)",
     "tuple": "write its parts out, as in (a[0], a[1])",
     "argsort": _SORTED,
     "interp": "find the place in a loop, or by np.searchsorted, and write the line between its neighbours",
@@ -517,6 +518,12 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     (
         r"(?:getiter with parameters \(|failed to unpack )element\((\w+)\)",
         lambda found: _not_iterated(found[1]),
+    ),
+    (
+        r"Invalid use of dtype\(\w+\) with parameters",
+        lambda found: (
+            "a dtype is not called in a kernel; what makes numbers of it is its .type, as in x.dtype.type(value)"
+        ),
     ),
     (r"\*args in function call should be a tuple, got (.+)", _of_star),
     (

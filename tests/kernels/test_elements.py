@@ -95,7 +95,9 @@ def test_component_types_that_cannot_be(dtype):
 def test_functions_say_what_they_take():
     with pytest.raises(nb.NumbridgeTypeError, match=r"cross\(vec3, vec2\): .* vectors of three components"):
         nb.cross(nb.vec3(1), nb.vec2(1))
-    with pytest.raises(nb.NumbridgeTypeError, match=r"cw_div\(vec2i, vec2i\): .* vectors or matrices of one floating type"):
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"cw_div\(vec2i, vec2i\): .* vectors or matrices of one floating type"
+    ):
         nb.cw_div(nb.vec2i(1), nb.vec2i(1))
     with pytest.raises(TypeError, match="unsupported operand"):
         nb.vec3(1) + nb.vec3d(1)

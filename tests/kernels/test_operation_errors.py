@@ -112,6 +112,16 @@ def a_starred_array(x):
 
 
 @nb.kernel
+def dtype_called(v: nb.array[nb.vec3], x):
+    v[0] = nb.vec3(x.dtype(1))
+
+
+@nb.kernel
+def type_of_a_vector(v: nb.array[nb.vec3]):
+    v[0] = type(v[1])(1.0)
+
+
+@nb.kernel
 def swizzled(v: nb.array[nb.vec3]):
     i = nb.tid()
     v[i] = nb.vec3(v[i].xy, 1.0)
@@ -208,6 +218,11 @@ CASES = [
         piece_of_a_store,
         "a vec3 does not take vec2 at an index of type slice; store numbers one by one, as in v[0] = value",
     ),
+    (
+        dtype_called,
+        "a dtype is not called in a kernel; what makes numbers of it is its .type, as in x.dtype.type(value)",
+    ),
+    (type_of_a_vector, "type does not take (vec3); name the type, as in nb.vec3(value)"),
     (swizzled, "a vec3 has no part 'xy'; take components, as in v[0]"),
     (too_few, "vec3 is not made of (float32, float32): pass nothing, one number for all components"),
     (of_rows, "mat33 is not made of (vec3, vec3, vec3): nb.matrix_from_rows and nb.matrix_from_cols make a matrix"),
@@ -223,7 +238,7 @@ def test_what_there_is_not_is_said_plainly(kernel, problem):
     arguments = VECTORS
     if "record" in kernel.name:
         arguments = [np.zeros(4, PLACE), np.zeros(4, OTHER)][: len(kernel.parameters)]
-    elif kernel is a_vector_is_stored:
+    elif kernel in (a_vector_is_stored, dtype_called):
         arguments = [*VECTORS, np.zeros(4, np.float32)]
     with pytest.raises(nb.KernelError, match=rf"does not compile for \(.*\): .*{re.escape(problem)}.*\n  {__file__}"):
         nb.launch(kernel, 4, arguments)
