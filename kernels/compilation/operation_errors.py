@@ -504,6 +504,10 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
             f"one that an operator or JAX makes is annotated, as nb.array[nb.{found[2]}]"
         ),
     ),
+    (
+        r"Unknown attribute '(\w+)' of type none",
+        lambda found: f"None has no .{found[1]}; ask for an argument that may be None before, as in `if x is not None`",
+    ),
     (r"Unknown attribute '(\w+)' of type element\((\w+)\)", _of_part),
     (
         r"\)\.(\w+) of type \S+ is not aligned",

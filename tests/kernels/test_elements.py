@@ -56,6 +56,27 @@ def test_construction_refuses_what_does_not_fit(wrong):
         nb.vec3(*wrong)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (1 + 2j,),
+        (np.complex64(2j), 1, 2),
+        (None,),
+        ("1", 2, 3),
+        (np.array(["1", "2", "3"]),),
+        (np.datetime64("2020-01-01"),),
+        (object(), 1, 2),
+    ],
+    ids=repr,
+)
+def test_construction_takes_real_numbers(wrong):
+    for kind in (nb.vec3, nb.vec3i):
+        with pytest.raises(nb.NumbridgeTypeError, match=f"{kind.__name__} is made of real numbers, and not of"):
+            kind(*wrong)
+    with pytest.raises(nb.NumbridgeValueError, match="vec3 cannot be made of this list: .*inhomogeneous"):
+        nb.vec3([1, [2], 3])
+
+
 def test_a_matrix_of_vectors_has_functions_of_its_own():
     rows = [nb.vec3(1, 2, 3), nb.vec3(4, 5, 6), nb.vec3(7, 8, 9)]
     with pytest.raises(

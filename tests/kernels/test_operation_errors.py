@@ -326,3 +326,20 @@ def test_checked_indices_of_components(kernel, what, index):
     wanted = f"index {index} is out of range for axis 0 of {what}, whose extent is 3"
     with pytest.raises(IndexError, match=re.escape(wanted)):
         nb.launch(kernel, 4, [v, index])
+
+
+@nb.func
+def first_extent(x):
+    return x.shape[0]
+
+
+@nb.kernel
+def extent_of_a_part(pair, y):
+    y[0] = first_extent(pair[0])
+
+
+def test_attributes_of_none():
+    with pytest.raises(
+        nb.KernelError, match=r"None has no \.shape; ask for an argument that may be None before, as in `if x"
+    ):
+        nb.launch(extent_of_a_part, 1, [(None, 1), np.zeros(1)])
