@@ -73,7 +73,7 @@ def test_construction_takes_real_numbers(wrong):
     for kind in (nb.vec3, nb.vec3i):
         with pytest.raises(nb.NumbridgeTypeError, match=f"{kind.__name__} is made of real numbers, and not of"):
             kind(*wrong)
-    with pytest.raises(nb.NumbridgeValueError, match="vec3 cannot be made of this list: .*inhomogeneous"):
+    with pytest.raises(nb.NumbridgeValueError, match=r"vec3 cannot be made of this list: .*inhomogeneous"):
         nb.vec3([1, [2], 3])
 
 
