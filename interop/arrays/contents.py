@@ -131,6 +131,8 @@ def _elements(data: Any, element: ElementType, device: Device | str | None) -> A
         source = adopt(data)
         if element.fields is not None or _holds_records(source):
             return packed(source, element).to(get_device(device), copy=True)
+    if isinstance(data, list | tuple) and not data:
+        data = np.empty((0, *element.extents), element.scalar.numpy)  # no elements, whatever these have
     made = copied(data, element.scalar, device)
     return packed(made, element) if element_of(made) is None else made
 

@@ -394,10 +394,10 @@ def _is_partial(target: Any, source: Any, *numbers: int) -> bool:
 
 
 def _parts(target: Array, source: Array, dest_offset: int, src_offset: int, count: int) -> tuple[Array, Array]:
-    to, since, some = (operator.index(number) for number in (dest_offset, src_offset, count))
-    for name, number in (("dest_offset", to), ("src_offset", since), ("count", some)):
-        if number < 0:
-            raise NumbridgeValueError(f"copy: {name} is {number}; it must be 0 or more")
+    to, since, some = (
+        _counted(name, number)
+        for name, number in (("dest_offset", dest_offset), ("src_offset", src_offset), ("count", count))
+    )
     amount = some or source.size - since
     if amount < 0 or since + amount > source.size or to + amount > target.size:
         raise NumbridgeValueError(
@@ -405,6 +405,17 @@ def _parts(target: Array, source: Array, dest_offset: int, src_offset: int, coun
             f"{target.size}, from {to} on"
         )
     return _in_a_row("dest", target)[to : to + amount], _in_a_row("src", source)[since : since + amount]
+
+
+def _counted(name: str, given: Any) -> int:
+    """Return a number of elements."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise NumbridgeTypeError(f"copy: {name} is {given!r}; it must be an int") from None
+    if number < 0:
+        raise NumbridgeValueError(f"copy: {name} is {number}; it must be 0 or more")
+    return number
 
 
 def _in_a_row(name: str, array: Array) -> Array:

@@ -14,6 +14,7 @@ from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.ir import Compute, Function, Names, Op, Region, Value
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 from numbridge.kernels.element_types.elements import Element
+from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 
 __all__ = ["ARITHMETIC", "BITS", "CAST", "HELD", "OF_HALVES", "OF_LIBDEVICE", "Construct"]
@@ -146,6 +147,12 @@ class Construct:
         if element is not None:
             self.namespace[f"_nb_{element.name}"] = element
             return f"_nb_{element.name}"
+        if kind == types.float16 and self.place is not None:
+            # Numbers of 16 bits are float32 once they are loaded: only components of elements are not.
+            source, node = self.place
+            raise source.error(
+                node, "vectors and matrices of float16 have no derivative; use those of float32", KernelUnsupportedError
+            )
         name = f"_nb_{kind}"
         self.namespace[name] = getattr(np, str(kind))
         return name

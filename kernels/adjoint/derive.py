@@ -740,8 +740,9 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
         # The components of vectors and matrices are not widened.
         least = _HALF if parameter.element is None else _SINGLE
         if row.is_float and row.itemsize < least:
+            kind = row.name if parameter.element is None else f"{parameter.element.name}, of {row.name}"
             raise KernelUnsupportedError(
-                f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and derivatives are computed in float32 and "
+                f"the {kernel.name}: parameter {parameter.name!r} is {kind}, and derivatives are computed in float32 and "
                 "float64; convert it first"
             )
         if parameter.name in kernel.wanted and row.code == scalars.COMPLEX and not isinstance(parameter, ArrayType):

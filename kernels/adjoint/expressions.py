@@ -265,6 +265,8 @@ class Expressions(Scope):
             return self._part_in_memory(node, base)
         if isinstance(base, Static) and isinstance(base.value, ModuleType | type):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
+        if isinstance(base, Static) and isinstance(base.value, types.Type) and node.attr == "type":
+            return base  # what makes numbers of an array's dtype: x.dtype.type(0)
         if is_named_tuple(type(base)) and node.attr in base._fields:
             return getattr(base, node.attr)
         if isinstance(base, Records) and node.attr in base.type.fields:

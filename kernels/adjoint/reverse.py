@@ -289,6 +289,7 @@ class _Reverse(LoopReversal):
         for op in reversed(region):
             if op not in self.needs.live:
                 continue
+            self.construct.place = op.place
             if not isinstance(op, Compute | Load):
                 self._flush(op.array if isinstance(op, Store | Atomic) else None)
             match op:

@@ -87,6 +87,8 @@ _INSTEAD = {
     "max": "write a loop over the elements, or pass numbers one by one",
     "min": "write a loop over the elements, or pass numbers one by one",
     "pow": "write x ** y",
+    "type": "name the type, as in nb.vec3(value)",
+    "tuple": "write its parts out, as in (a[0], a[1])",
     "argsort": _SORTED,
     "interp": "find the place in a loop, or by np.searchsorted, and write the line between its neighbours",
     **dict.fromkeys(("popc", "clz", "ffs"), "it takes integers"),
@@ -354,7 +356,14 @@ def _of_store(given: list[str], kinds: list[str]) -> str | None:
             f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}; the components of its elements "
             "are indexed apart, as in a[i][0] = value"
         )
-    return f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}"
+    whole = f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}"
+    return f"{whole}; store numbers one by one, as in v[0] = value" if "slice" in given[1] else whole
+
+
+def _of_parts(given: list[str], kinds: list[str]) -> str | None:
+    """Return what is wrong with a tuple that is to be made of something, as ``*v`` between other arguments does."""
+    whole = _ELEMENT.fullmatch(given[0].strip()) if len(given) == 1 else None
+    return None if whole is None else _not_iterated(whole[1])
 
 
 _CALLS: dict[str, Callable[[list[str], list[str]], str | None]] = {
@@ -363,6 +372,7 @@ _CALLS: dict[str, Callable[[list[str], list[str]], str | None]] = {
     "getitem": _of_index,
     "setitem": _of_store,
     "replaced": _of_store,
+    "tuple": _of_parts,
 }
 
 
@@ -370,10 +380,16 @@ def _of_part(found: re.Match[str]) -> str:
     return f"{_with_article(found[2])} has no part {found[1]!r}; take components, as in v[0], or make a new one of them"
 
 
-def _of_iteration(found: re.Match[str]) -> str:
-    return (
-        f"{_with_article(found[1])} is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"
-    )
+def _not_iterated(kind: str) -> str:
+    return f"{_with_article(kind)} is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"
+
+
+def _of_star(found: re.Match[str]) -> str:
+    whole = _ELEMENT.fullmatch(found[1].strip())
+    if whole is not None:
+        return _not_iterated(whole[1])
+    kind = _with_article(_named(found[1]))
+    return f"only the parts of a tuple are passed one by one by a star, and this is {kind}; write the arguments out"
 
 
 def _of_module(found: re.Match[str]) -> str:
@@ -488,6 +504,10 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
             f"one that an operator or JAX makes is annotated, as nb.array[nb.{found[2]}]"
         ),
     ),
+    (
+        r"Unknown attribute '(\w+)' of type none",
+        lambda found: f"None has no .{found[1]}; ask for an argument that may be None before, as in `if x is not None`",
+    ),
     (r"Unknown attribute '(\w+)' of type element\((\w+)\)", _of_part),
     (
         r"\)\.(\w+) of type \S+ is not aligned",
@@ -499,7 +519,17 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
         r"_part_setter(?:.|\n)*?>>> with_part\(element\((\w+)\)",
         lambda found: f"a {found[1]} has no such part to store into",
     ),
-    (r"(?:getiter with parameters \(|failed to unpack )element\((\w+)\)", _of_iteration),
+    (
+        r"(?:getiter with parameters \(|failed to unpack )element\((\w+)\)",
+        lambda found: _not_iterated(found[1]),
+    ),
+    (
+        r"Invalid use of dtype\(\w+\) with parameters",
+        lambda found: (
+            "a dtype is not called in a kernel; what makes numbers of it is its .type, as in x.dtype.type(value)"
+        ),
+    ),
+    (r"\*args in function call should be a tuple, got (.+)", _of_star),
     (
         r"cannot type infer runaway recursion",
         lambda found: "a function that calls itself needs a path that returns a number without doing so",

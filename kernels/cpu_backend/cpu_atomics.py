@@ -46,6 +46,7 @@ __all__ = [
     "atomic_or",
     "atomic_sub",
     "atomic_xor",
+    "check_numbers",
     "element_address",
     "prefetch",
     "sub_either",
@@ -319,7 +320,7 @@ def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any)
     """Refuse, before any code is generated, what an atomic operation cannot do."""
     if not isinstance(array, types.Array):
         raise TypingError(f"atomic_{name} needs an array and got {array}; pass the array and the index of the element")
-    _check_dtype(name, _number(array))
+    check_numbers(name, _number(array))
     if not array.mutable:
         raise TypingError(f"atomic_{name} writes to {array}, which is read-only; pass a writable array for it")
     if not array.aligned:
@@ -339,7 +340,8 @@ def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any)
             raise TypingError(f"atomic_{name} cannot store {value} into elements of {array.dtype}; convert it first")
 
 
-def _check_dtype(name: str, dtype: Any) -> None:
+def check_numbers(name: str, dtype: Any) -> None:
+    """Refuse an atomic operation on numbers that there is none for."""
     wanted = _DTYPES.get(name, _NUMBERS)
     fits = isinstance(dtype, types.Integer) and not (wanted == _UNSIGNED and dtype.signed)
     if wanted == _NUMBERS:

@@ -21,6 +21,7 @@ from numbridge.kernels.language.cache_hints import LOADS, STORES
 __all__ = [
     "ATOMICS",
     "HINTED",
+    "check_numbers",
     "decided",
     "differs",
     "element_pointer",
@@ -236,9 +237,17 @@ def atomic_cas(typing_context: Any, array: Any, index: Any, compare: Any, value:
     return array.dtype(array, index, array.dtype, array.dtype), generate
 
 
+def check_numbers(name: str, kind: Any) -> None:
+    """Refuse an atomic operation on numbers that CUDA has none for."""
+    if kind not in _EXCHANGED:
+        found = str(kind.name).removeprefix("stored_")
+        raise TypingError(f"atomic_{name} works on arrays of 32- and 64-bit numbers on CUDA, not on {found}")
+
+
 def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any) -> None:
-    if not isinstance(array, types.Array) or array.dtype not in _EXCHANGED:
-        raise TypingError(f"atomic_{name} works on arrays of 32- and 64-bit numbers on CUDA, not on {array}")
+    if not isinstance(array, types.Array):
+        raise TypingError(f"atomic_{name} works on arrays, not on {array}")
+    check_numbers(name, array.dtype)
     if not array.mutable:
         raise TypingError(f"atomic_{name} writes to {array}, which is read-only; pass a writable array for it")
     parts = tuple(index) if isinstance(index, types.BaseTuple) else (index,)

@@ -100,6 +100,8 @@ _HINTS = {
     "dot": "both must be vectors of one type",
     "cross": "both must be vectors of three components of one type",
     "outer": "both must be vectors",
+    "cw_mul": "both must be vectors or matrices of one type",
+    "cw_div": "both must be vectors or matrices of one floating type",
     "determinant": "it takes square matrices of up to 4 rows",
     "inverse": "it takes square floating matrices of up to 4 rows, and quaternions",
     **dict.fromkeys(("length", "length_sq", "normalize"), "it takes floating vectors and quaternions"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -312,13 +313,13 @@ def _values_of(kind: ElementType, components: tuple[Any, ...]) -> NDArray[Any]:
     if not components:
         return np.zeros(extents, dtype)
     if len(components) == 1:
-        given = np.asarray(_plain(components[0]))
+        given = _real_numbers(kind, components[0])
         if given.ndim == 0 and kind.family in ("vector", "matrix"):
             return np.full(extents, given.astype(dtype))
         # Numbers without rows are those of the rows, one after another; those of a vector might be meant otherwise.
         if given.shape == extents or (given.shape == (kind.count,) and not isinstance(components[0], Element)):
             return given.astype(dtype).reshape(extents)
-    flat = [np.asarray(_plain(part)) for part in components]
+    flat = [_real_numbers(kind, part) for part in components]
     joined = np.concatenate([part.reshape(-1) for part in flat])
     fits = all(part.ndim == 0 or (part.ndim == 1 and len(extents) == 1) for part in flat)
     if not fits or joined.size != kind.count or joined.dtype == object:
@@ -332,8 +333,18 @@ def _values_of(kind: ElementType, components: tuple[Any, ...]) -> NDArray[Any]:
     return joined.astype(dtype).reshape(extents)
 
 
-def _plain(part: Any) -> Any:
-    return part._values if isinstance(part, Element) else part
+def _real_numbers(kind: ElementType, part: Any) -> NDArray[Any]:
+    """Return some components as an array; NumPy would also make numbers of text, of dates and of half a complex number."""
+    if isinstance(part, Element):
+        return part._values
+    try:
+        given = np.asarray(part)
+    except ValueError as error:
+        raise NumbridgeValueError(f"{kind.__name__} cannot be made of this {type(part).__name__}: {error}") from None
+    if given.dtype.kind in "OUSMmc" and not all(isinstance(number, numbers.Real) for number in given.flat):
+        what = type(part).__name__ if given.ndim == 0 else f"{type(part).__name__} of {given.dtype}"
+        raise NumbridgeTypeError(f"{kind.__name__} is made of real numbers, and not of {what}")
+    return given
 
 
 def component(kind: ElementType, name: str) -> tuple[int, ElementType | None] | None:

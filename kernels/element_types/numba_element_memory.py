@@ -73,10 +73,11 @@ def elements_of(typing_context: Any, array: Any, element: Any) -> Any:
     return made_type(array, element), generate
 
 
-def component_atomic(name: str, scalar_atomic: Any) -> Any:
+def component_atomic(name: str, scalar_atomic: Any, check: Callable[[str, Any], None]) -> Any:
     """Return an atomic operation that takes elements component by component, and scalars as `scalar_atomic` does.
 
     Each component is updated atomically, and not the element as a whole: another thread may see some components of a sum.
+    `check` is given the operation's name and the type of the numbers, to refuse what the target has none on.
     """
 
     def atomic(array: Any, index: Any, value: Any) -> Any:
@@ -84,6 +85,8 @@ def component_atomic(name: str, scalar_atomic: Any) -> Any:
 
     def generated(array: Any, index: Any, value: Any) -> Body:
         names = {"update": scalar_atomic, "at": at, "scalars_of": scalars_of}
+        if isinstance(array, types.Array):
+            check(name, array.dtype.dtype if isinstance(array.dtype, NumbaElement) else array.dtype)
         if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
             return Body("def implementation(array, index, value): return update(array, index, value)", names)
         if value != array.dtype:
@@ -114,7 +117,7 @@ def not_an_element(name: str, array: Any, value: Any) -> str:
 def component_atomics(intrinsics: Any) -> dict[str, Any]:
     """Return the atomics that also take elements, under the names of generated source, for a back end's module of them."""
     made = ((name, getattr(intrinsics, f"atomic_{name}")) for name in ("add", "sub", "min", "max"))
-    return {f"_nb_atomic_{name}": component_atomic(name, atomic) for name, atomic in made}
+    return {f"_nb_atomic_{name}": component_atomic(name, atomic, intrinsics.check_numbers) for name, atomic in made}
 
 
 # What generated source calls.

@@ -2,7 +2,8 @@
 
 What a name stands for is not known here. The same text works in place where it turns out to be an array, so only what is
 certain to be a plain store into an array stays as it is written. A store of several steps, ``a[i].p[k] = x``, becomes
-``a = _nb_put_part(a, "[],p,[]", (i, k), x)``, which stores that component alone: other threads may store others. Nothing is
+``a = _nb_put_part(a, "[],p,[]", (i, k), x)``, which stores that component alone: other threads may store others. One that goes
+through a slice, ``a[m:n][i].x = v``, gives the slice a name first: it is a view, since only arrays have slices. Nothing is
 compiled, and no types are inferred.
 """
 
@@ -32,32 +33,39 @@ class StoreRewriter:
 
     def assign(self, node: ast.Assign) -> ast.stmt | list[ast.stmt]:
         """Return the statements of an assignment."""
-        if not any(self._concerns(part) for target in node.targets for part in _leaves(target)):
+        if not any(map(self._concerns_a_leaf, node.targets)):
             return node
         before: list[ast.stmt] = []
         value = node.value
-        if len(node.targets) > 1:
+        # Python evaluates what is stored before where, and a function that finds an index may store, too.
+        if len(node.targets) > 1 or any(isinstance(part, ast.Call) for part in ast.walk(node.targets[0])):
             value = self._held(value, before)
         after = [statement for target in node.targets for statement in self._stored(target, value)]
         return [*before, *after]
 
     def augment(self, node: ast.AugAssign, function: str | None = None) -> ast.stmt | list[ast.stmt]:
         """Return the statements of an augmented assignment, whose operation may be one of a function's name."""
-        concerns = self._concerns(node.target)
-        if not concerns and (function is None or not _is_place(node.target)):
-            return node
         before: list[ast.stmt] = []
-        target: ast.expr = self._steady(node.target, before)
+        target: ast.expr = node.target
+        if _is_within_slice(target):
+            target = self._within_view(target, before)
+        concerns = self._concerns(target)
+        if not concerns and (function is None or not _is_place(target)):
+            return node
+        target = self._steady(target, before)
         held = _loaded(target)
         changed = ast.BinOp(held, node.op, node.value) if function is None else _call(function, held, node.value)
         return [*before, self._put(target, changed) if concerns else ast.Assign([target], changed)]
+
+    def _concerns_a_leaf(self, target: ast.expr) -> bool:
+        return any(self._concerns(part) or _is_within_slice(part) for part in _leaves(target))
 
     def _concerns(self, target: ast.expr) -> bool:
         """Tell whether a target may be a part of an element."""
         steps, base = _chain(target)
         if not steps or not isinstance(base, ast.Name):
             return False
-        if any(isinstance(part, ast.Slice) for step in steps if isinstance(step, ast.expr) for part in ast.walk(step)):
+        if any(isinstance(step, ast.expr) and _has_slice(step) for step in steps):
             return False
         if any(isinstance(step, str) and step not in PARTS for step in steps):
             return False  # a field of a record, which is memory
@@ -65,12 +73,28 @@ class StoreRewriter:
             return True
         return len(steps) > 1 or not self._is_array(base.id)
 
+    def _within_view(self, target: ast.expr, before: list[ast.stmt]) -> ast.expr:
+        """Return a target whose slices have a name; `before` gets what gives them one."""
+        if isinstance(target, ast.Subscript) and _has_slice(target.slice):
+            name = self._name()
+            before.append(ast.Assign([ast.Name(name, ast.Store())], _loaded(target)))
+            return ast.Name(name, ast.Load())
+        if isinstance(target, ast.Subscript):
+            return ast.Subscript(self._within_view(target.value, before), target.slice, target.ctx)
+        assert isinstance(target, ast.Attribute)
+        return ast.Attribute(self._within_view(target.value, before), target.attr, target.ctx)
+
     def _stored(self, target: ast.expr, value: ast.expr) -> Iterator[ast.stmt]:
-        if isinstance(target, ast.Tuple) and any(self._concerns(part) for part in _leaves(target)):
+        if isinstance(target, ast.Tuple) and self._concerns_a_leaf(target):
             names = [self._name() for _ in target.elts]
             yield ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], value)
             for part, name in zip(target.elts, names, strict=True):
                 yield from self._stored(part, ast.Name(name, ast.Load()))
+        elif _is_within_slice(target):
+            views: list[ast.stmt] = []
+            within = self._within_view(target, views)
+            yield from views
+            yield from self._stored(within, value)
         elif self._concerns(target):
             before: list[ast.stmt] = []
             # An index that is read twice, on the way down and on the way back, is evaluated once.
@@ -132,8 +156,22 @@ def _is_field(step: ast.expr | str) -> bool:
 def _is_place(target: ast.expr) -> bool:
     """Tell whether a target is a name or reached from one by steps that may be taken twice."""
     steps, base = _chain(target)
-    parts = [part for step in steps if isinstance(step, ast.expr) for part in ast.walk(step)]
-    return isinstance(base, ast.Name) and not any(isinstance(part, ast.Slice) for part in parts)
+    return isinstance(base, ast.Name) and not any(isinstance(step, ast.expr) and _has_slice(step) for step in steps)
+
+
+def _is_within_slice(target: ast.expr) -> bool:
+    """Tell whether a target may be a part of an element that is reached through a slice of an array."""
+    steps, base = _chain(target)
+    sliced = [k for k, step in enumerate(steps) if isinstance(step, ast.expr) and _has_slice(step)]
+    if not sliced or not isinstance(base, ast.Name) or any(map(_is_field, steps)):
+        return False
+    if any(isinstance(step, str) and step not in PARTS for step in steps):
+        return False  # a field of a record, which is memory
+    return len(steps) - 1 - sliced[-1] > 1
+
+
+def _has_slice(index: ast.expr) -> bool:
+    return any(isinstance(part, ast.Slice) for part in ast.walk(index))
 
 
 def _leaves(target: ast.expr) -> Iterator[ast.expr]:

@@ -730,7 +730,7 @@ class _Rewriter(ast.NodeTransformer):
             raise self.source.error(
                 node, f"{name} is a {kind}, which kernels cannot read; make it a tuple, or pass an array"
             )
-        if static.builtin and static.value in (float, complex):
+        if static.value is float or static.value is complex:
             kind = self.writer.weak_type(static.value)
             return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
         if static.value is math.cbrt:  # which Numba has by NumPy's name only
@@ -842,9 +842,9 @@ class _Rewriter(ast.NodeTransformer):
             rounds = _known_by(static.value, _ROUNDED)
             if rounds is not None:
                 return ast.Call(ast.Name(rounds, ast.Load()), [self.visit(node.args[0])], [])
-        if static is not None and static.builtin and static.value is float and _is_text(node.args):
+        if static is not None and static.value is float and _is_text(node.args):
             return self._spelled(node)
-        if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
+        if static is not None and static.value is complex and len(node.args) == 2:
             # NumPy's types take one number.
             made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
             return ast.Call(self._static(node.func), [made], [])

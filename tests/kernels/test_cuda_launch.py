@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import re
 import struct
 import sys
 from types import SimpleNamespace
@@ -472,6 +473,25 @@ def test_what_does_not_compile_for_cuda_says_so(driver):
         nb.launch(wrong, 10, [cuda_array((10,), np.int16)])
     nb.launch(write1, 10, [cuda_array((10,), nb.bfloat16)])
     assert len(driver.launches) == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "number"),
+    [
+        (nb.atomic_add, np.int8, "int8"),
+        (nb.atomic_min, np.float16, "float16"),
+        (nb.atomic_sub, nb.vector(2, nb.uint16), "uint16"),
+        (nb.atomic_exch, nb.bfloat16, "bfloat16"),
+    ],
+)
+def test_numbers_that_cuda_has_no_atomic_operations_on(operation, dtype, number):
+    @nb.kernel
+    def changes(x):
+        operation(x, 0, x[1])
+
+    wanted = f"{operation.__name__} works on arrays of 32- and 64-bit numbers on CUDA, not on {number}"
+    with pytest.raises(KernelError, match=rf"{wanted}\n  {re.escape(__file__)}:\d+:\d+\n"):
+        changes.ptx(nb.zeros(2, dtype, device="cpu"), capability=(9, 0))
 
 
 def test_an_nvjitlink_that_is_older_than_nvvm_says_what_to_install():

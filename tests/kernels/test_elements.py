@@ -56,6 +56,27 @@ def test_construction_refuses_what_does_not_fit(wrong):
         nb.vec3(*wrong)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (1 + 2j,),
+        (np.complex64(2j), 1, 2),
+        (None,),
+        ("1", 2, 3),
+        (np.array(["1", "2", "3"]),),
+        (np.datetime64("2020-01-01"),),
+        (object(), 1, 2),
+    ],
+    ids=repr,
+)
+def test_construction_takes_real_numbers(wrong):
+    for kind in (nb.vec3, nb.vec3i):
+        with pytest.raises(nb.NumbridgeTypeError, match=f"{kind.__name__} is made of real numbers, and not of"):
+            kind(*wrong)
+    with pytest.raises(nb.NumbridgeValueError, match=r"vec3 cannot be made of this list: .*inhomogeneous"):
+        nb.vec3([1, [2], 3])
+
+
 def test_a_matrix_of_vectors_has_functions_of_its_own():
     rows = [nb.vec3(1, 2, 3), nb.vec3(4, 5, 6), nb.vec3(7, 8, 9)]
     with pytest.raises(
@@ -95,6 +116,10 @@ def test_component_types_that_cannot_be(dtype):
 def test_functions_say_what_they_take():
     with pytest.raises(nb.NumbridgeTypeError, match=r"cross\(vec3, vec2\): .* vectors of three components"):
         nb.cross(nb.vec3(1), nb.vec2(1))
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"cw_div\(vec2i, vec2i\): .* vectors or matrices of one floating type"
+    ):
+        nb.cw_div(nb.vec2i(1), nb.vec2i(1))
     with pytest.raises(TypeError, match="unsupported operand"):
         nb.vec3(1) + nb.vec3d(1)
     assert expand("dot", nb.vec3, nb.vec3d) is None and expand("nothing", nb.vec3) is None
@@ -324,6 +349,77 @@ def test_an_index_with_an_effect_is_evaluated_once():
     a, n = np.zeros((4, 3), np.float32), np.zeros(1, np.int32)
     nb.launch(count, 3, [a, n])
     assert n[0] == 3 and a[:, 0].tolist() == [2, 2, 2, 0]
+
+
+@nb.func
+def changing(number, index):
+    number[0] = 7.0
+    return index
+
+
+@nb.kernel
+def ordered(a: nb.array[nb.vec3], m: nb.array[nb.mat22], n: nb.array[float]):
+    a[changing(n, 0)].x = n[0]
+    n[0] = 3.0
+    m[0][changing(n, 1)][0] = n[0]
+    n[0] = 4.0
+    v = nb.vec3(0.0)
+    v[changing(n, 2)] = n[0]
+    n[0] = 5.0
+    a[0].y = v[changing(n, 2)] = n[0]
+    a[0].z = v[2]
+    n[0] = 6.0
+    a[1:][changing(n, 0)].z, m[0][0, 0] = n[0], n[0]
+
+
+def test_what_is_stored_is_evaluated_before_its_place():
+    a, m, n = np.zeros((2, 3), np.float32), np.zeros((1, 2, 2), np.float32), np.float32([2.0])
+    nb.launch(ordered, 1, [a, m, n])
+    assert a.tolist() == [[2, 5, 5], [0, 0, 6]]
+    assert m.tolist() == [[[6, 0], [3, 0]]]
+
+
+@nb.func
+def lower(a, k, by):
+    a[1:][k][1] -= by
+
+
+@nb.kernel
+def within_slices(a: nb.array[nb.vec3], m: nb.array2d[nb.mat22], x: nb.array[float], step: int):
+    i = nb.tid()
+    a[::step][i].x = x[i]
+    a[1:][::step][i][1] += x[i]
+    m[0, 1:][i][1].y, m[i, :][0][0] = x[i], nb.vec2(x[i])
+    lower(a, i, 10.0)
+
+
+def test_stores_into_elements_of_slices():
+    a, m, x = np.ones((4, 3), np.float32), np.zeros((2, 3, 2, 2), np.float32), np.float32([3, 5])
+    nb.launch(within_slices, 2, [a, m, x, 2])
+    assert a.tolist() == [[3, 1, 1], [1, -6, 1], [5, -9, 1], [1, 6, 1]]
+    assert m[0].tolist() == [[[3, 3], [0, 0]], [[0, 0], [0, 3]], [[0, 0], [0, 5]]]
+    assert m[1].tolist() == [[[5, 5], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]
+
+
+def test_gradients_of_stores_into_elements_of_slices():
+    a, m = nb.ones(4, nb.vec3, requires_grad=True), nb.zeros((2, 3), nb.mat22, requires_grad=True)
+    x = nb.array([3.0, 5.0], requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(within_slices, 2, [a, m, x, 2])
+    tape.backward(grads={a: np.arange(1.0, 13.0).reshape(4, 3), m: np.ones((2, 3, 2, 2))})
+    assert a.grad.numpy().tolist() == [[0, 2, 3], [4, 5, 6], [0, 8, 9], [10, 11, 12]]
+    assert x.grad.numpy().tolist() == [1 + 5 + 1 + 2, 7 + 11 + 1 + 2]
+
+
+def test_a_slice_of_an_element_is_refused():
+    @nb.kernel
+    def slicing(a: nb.array[nb.vec3]):
+        v = 2.0 * a[0]
+        v[0:2][1] = 5.0  # would go to a value that nobody has
+        a[0] = v
+
+    with pytest.raises(nb.KernelError, match="a vec3 has no index of type slice"):
+        nb.launch(slicing, 1, [np.zeros((1, 3), np.float32)])
 
 
 def test_stores_through_views_of_arrays_stay_stores():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 import math
 
@@ -102,6 +103,30 @@ def test_names_are_resolved_by_object():
 
     emitted = emit(aliases.source, "float32")
     assert aliases.source.index_rank == 1 and "_nb_atomic_add(x, i + j, _nb_float32(1.0))" in emitted.text
+
+
+FLOAT, COMPLEX = float, complex
+
+
+def test_python_s_numbers_by_other_names_are_of_the_kernel_s_type():
+    @kernel
+    def others(x, y):
+        i = tid()
+        y[i] = FLOAT(x[i]) * builtins.float("inf") + COMPLEX(x[i], 1.0).real
+
+    text = emit(others.source, "float32").text
+    assert "y[i] = _nb_float32(x[i]) * constant_inf + _nb_complex64(complex(x[i], _nb_float32(1.0))).real" in text
+
+
+def test_a_float16_is_converted_by_float_by_another_name():
+    @kernel
+    def others(x, y):
+        i = tid()
+        y[i] = FLOAT(x[i]) * 2.0 + builtins.float(x[i])
+
+    y = np.zeros(2, np.float16)
+    launch(others, 2, [np.float16([1.5, 2.5]), y])
+    assert y.tolist() == [4.5, 7.5]
 
 
 def test_constants_are_inlined_and_weak():

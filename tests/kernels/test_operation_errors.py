@@ -88,6 +88,40 @@ def unpacked(v: nb.array[nb.vec3]):
 
 
 @nb.kernel
+def piece_of_a_store(v: nb.array[nb.vec3]):
+    u = v[nb.tid()]
+    u[:2] = nb.vec2(1.0, 2.0)
+
+
+@nb.kernel
+def starred(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(*v[i])
+
+
+@nb.kernel
+def starred_beside_others(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(1.0, *v[i])
+
+
+@nb.kernel
+def a_starred_array(x):
+    v = nb.vec2(*x[0])
+    x[0, 0] = v.x
+
+
+@nb.kernel
+def dtype_called(v: nb.array[nb.vec3], x):
+    v[0] = nb.vec3(x.dtype(1))
+
+
+@nb.kernel
+def type_of_a_vector(v: nb.array[nb.vec3]):
+    v[0] = type(v[1])(1.0)
+
+
+@nb.kernel
 def swizzled(v: nb.array[nb.vec3]):
     i = nb.tid()
     v[i] = nb.vec3(v[i].xy, 1.0)
@@ -171,6 +205,24 @@ CASES = [
     (half_the_index, FRACTION),
     (half_the_index_of_a_store, FRACTION),
     (unpacked, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
+    (starred, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
+    (
+        starred_beside_others,
+        "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]",
+    ),
+    (
+        a_starred_array,
+        "only the parts of a tuple are passed one by one by a star, and this is an array of float32; write the arguments out",
+    ),
+    (
+        piece_of_a_store,
+        "a vec3 does not take vec2 at an index of type slice; store numbers one by one, as in v[0] = value",
+    ),
+    (
+        dtype_called,
+        "a dtype is not called in a kernel; what makes numbers of it is its .type, as in x.dtype.type(value)",
+    ),
+    (type_of_a_vector, "type does not take (vec3); name the type, as in nb.vec3(value)"),
     (swizzled, "a vec3 has no part 'xy'; take components, as in v[0]"),
     (too_few, "vec3 is not made of (float32, float32): pass nothing, one number for all components"),
     (of_rows, "mat33 is not made of (vec3, vec3, vec3): nb.matrix_from_rows and nb.matrix_from_cols make a matrix"),
@@ -186,7 +238,7 @@ def test_what_there_is_not_is_said_plainly(kernel, problem):
     arguments = VECTORS
     if "record" in kernel.name:
         arguments = [np.zeros(4, PLACE), np.zeros(4, OTHER)][: len(kernel.parameters)]
-    elif kernel is a_vector_is_stored:
+    elif kernel in (a_vector_is_stored, dtype_called):
         arguments = [*VECTORS, np.zeros(4, np.float32)]
     with pytest.raises(nb.KernelError, match=rf"does not compile for \(.*\): .*{re.escape(problem)}.*\n  {__file__}"):
         nb.launch(kernel, 4, arguments)
@@ -274,3 +326,20 @@ def test_checked_indices_of_components(kernel, what, index):
     wanted = f"index {index} is out of range for axis 0 of {what}, whose extent is 3"
     with pytest.raises(IndexError, match=re.escape(wanted)):
         nb.launch(kernel, 4, [v, index])
+
+
+@nb.func
+def first_extent(x):
+    return x.shape[0]
+
+
+@nb.kernel
+def extent_of_a_part(pair, y):
+    y[0] = first_extent(pair[0])
+
+
+def test_attributes_of_none():
+    with pytest.raises(
+        nb.KernelError, match=r"None has no \.shape; ask for an argument that may be None before, as in `if x"
+    ):
+        nb.launch(extent_of_a_part, 1, [(None, 1), np.zeros(1)])

@@ -243,6 +243,12 @@ class TestCreation:
         with pytest.raises(nb.NumbridgeValueError, match=message):
             nb.copy(np.zeros(2), np.ones(3), **options)
 
+    @pytest.mark.parametrize("name", ["dest_offset", "src_offset", "count"])
+    def test_elements_are_counted_by_ints(self, name):
+        with pytest.raises(nb.NumbridgeTypeError, match=f"copy: {name} is 1.5; it must be an int"):
+            nb.copy(np.zeros(3), np.ones(3), **{name: 1.5})
+        nb.copy(np.zeros(3), np.ones(3), **{name: np.int64(0)})
+
     @pytest.mark.parametrize(
         ("dest", "src", "name"), [(False, True, "src"), (True, False, "dest"), (True, True, "dest")]
     )

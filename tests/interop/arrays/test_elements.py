@@ -36,6 +36,15 @@ def test_data_and_addresses():
         nb.array([[1, 2], [3, 4]], dtype=nb.vec3)
 
 
+@pytest.mark.parametrize("kind", [nb.vec3, nb.mat22, nb.quat])
+def test_no_data(kind):
+    for nothing in ([], ()):
+        a = nb.array(nothing, dtype=kind)
+        assert a.shape == (0,) and a.dtype is kind
+    with pytest.raises(nb.ConversionError, match=r"and the data is float32 with shape \(1, 0\)"):
+        nb.array([[]], dtype=kind)
+
+
 def test_views():
     a = nb.array(np.arange(24).reshape(8, 3), dtype=nb.vec3)
     assert a[2:5].shape == (3,) and a[2:5].ptr == a.ptr + 24 and a[::-2].strides == (-24,)

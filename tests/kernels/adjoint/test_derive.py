@@ -633,3 +633,19 @@ def test_tangents_of_tangents():
     plus = first(x + step * dx, v + step * dv, a + step * da, b + step * db)
     minus = first(x - step * dx, v - step * dv, a - step * da, b - step * db)
     assert np.allclose(after, (plus - minus) / (2 * step), rtol=1e-7)
+
+
+@kernel
+def generic(x, y, n):
+    i = tid()
+    half = x.dtype.type(0.5)
+    y[i] = x[i] ** 2 * half + x[i] * n.dtype.type(2.9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_of_an_array_s_dtype(dtype):
+    x, y, n = np.array([3.0, 5.0], dtype), np.zeros(2, dtype), np.zeros(1, np.int32)
+    launch(generic, 2, [x, y, n])
+    by_x, by_y = np.zeros(2, dtype), np.array([1.0, 10.0], dtype)
+    launch(generic, 2, [x, y, n], adj_inputs=[by_x, by_y, None], adjoint=True)
+    assert y.tolist() == [10.5, 22.5] and by_x.tolist() == [5.0, 70.0]

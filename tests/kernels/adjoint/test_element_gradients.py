@@ -542,6 +542,18 @@ def halves(x: nb.array1d[nb.vec3h], out: nb.array1d[nb.float32]):
     out[i] = nb.length(x[i])
 
 
+@nb.kernel
+def local_halves(x: nb.array1d[nb.float16], out: nb.array1d[nb.float32]):
+    v = nb.vec2h(x[0], x[1])
+    out[0] = nb.dot(v, v)
+
+
+@nb.kernel
+def scaled_halves(x: nb.array1d[nb.float16], out: nb.array1d[nb.float32]):
+    m = nb.float16(2) * nb.mat22h(x[0])
+    out[0] = m[0, 1]
+
+
 def single(*shape):
     return np.ones(shape, np.float32)
 
@@ -559,7 +571,15 @@ def single(*shape):
             (single(N, 3), single(N)),
             r"sum has no derivative for vectors.*nb.func_grad.*\n.*py:\d+:\d+\n.*\n *\^",
         ),
-        (halves, (np.ones((N, 3), np.float16), single(N)), r"parameter 'x' is float16.*convert it first"),
+        *(
+            (
+                kernel,
+                (np.ones(2, np.float16), single(N)),
+                r"vectors and matrices of float16 have no derivative; use those of float32\n.*py:\d+:\d+\n.*\n *\^",
+            )
+            for kernel in (local_halves, scaled_halves)
+        ),
+        (halves, (np.ones((N, 3), np.float16), single(N)), r"parameter 'x' is vec3h, of float16.*convert it first"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
