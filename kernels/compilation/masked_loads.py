@@ -29,11 +29,12 @@ __all__ = ["has_moved_load", "keep_loads_in_place", "optimized"]
 _IS_AFFECTED = llvm.llvm_version_info[0] == 22
 _LOAD = re.compile(r"call .*@llvm\.masked\.load\.[\w.]+\(ptr [^%@]*([%@][^,\s]+), (?!.*(?:poison|undef)\))")
 _STORE = re.compile(r"@llvm\.masked\.(?:store|scatter|compressstore)\.|^\s*store |@llvm\.mem(?:set|cpy|move)\.")
-_CALL = re.compile(r"\bcall [^@]*@(?!llvm\.)")
+_COPY = re.compile(r"@llvm\.mem(?:cpy|move)\.")
 # An address, or a vector of such, behind what is said of it, such as "noundef nonnull align 64 dereferenceable(256)"
 _STORED_TO = re.compile(r"\bptr>? (?:[^%@,]* )?([%@][^,\s)]+)")
 _POINTER = re.compile(r"\bptr\b")
 _ADDRESS = re.compile(r"^\s*(%\S+) = getelementptr [^%@]*?ptr>? ([%@][^,\s]+)")
+_ONE_OF = re.compile(r"^\s*(%\S+) = extractelement <\d+ x ptr> (%[^,\s]+)")
 _DEFINED = re.compile(r"^\s*(%\S+) = (\w+)")
 # What gives an address that may be that of another one's memory
 _UNKNOWN_ROOTS = frozenset(
@@ -89,11 +90,14 @@ def _moved_within(function: str) -> bool:
     if not moved:
         return False
     addresses = {found[1]: found[2] for line in lines if (found := _ADDRESS.match(line))}
+    several = (found for line in lines if (found := _ONE_OF.match(line)))
+    addresses |= {found[1]: found[2] for found in several if found[2] in addresses}
     kinds = {found[1]: found[2] for line in lines if (found := _DEFINED.match(line))}
     for place, load in moved:
         root = _root(load[1], addresses, kinds)
         for line in _since_loop_began(lines, place):
-            if _CALL.search(line) or (_STORE.search(line) and _may_be_same(root, line, addresses, kinds)):
+            # LLVM makes no vectors of loops with calls that may write to memory, other than these.
+            if _STORE.search(line) and _may_be_same(root, line, addresses, kinds):
                 return True
     return False
 
@@ -110,7 +114,9 @@ def _may_be_same(root: str | None, line: str, addresses: Mapping[str, str], kind
     names = _STORED_TO.findall(line)
     if root is None or len(names) != len(_POINTER.findall(line)):
         return True
-    return any(_root(name, addresses, kinds) in (None, root) for name in names)
+    # What a copy reads comes behind what it writes.
+    written = names[:1] if _COPY.search(line) else names
+    return any(_root(name, addresses, kinds) in (None, root) for name in written)
 
 
 def _root(name: str, addresses: Mapping[str, str], kinds: Mapping[str, str]) -> str | None:

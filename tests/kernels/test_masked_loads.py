@@ -122,7 +122,11 @@ COPY = "call void @llvm.memcpy.p0.p0.i64(ptr captures(none) align 4 {0}, ptr nou
         (COPY.format("%there", "%c"), "%at", "%other", False),
         (COPY.format("%at", "%there"), "%at", "%other", True),
         ("store <4 x float> %v, ptr getelementptr (i8, ptr @c, i64 4), align 4", "%at", "%other", True),
-        ("%r = call i32 @something(ptr %there)", "%at", "%other", True),
+        ("%one = extractelement <4 x ptr> %beside_many, i64 2\n  store float 0.0, ptr %one", "%at", "%other", True),
+        ("%one = extractelement <4 x ptr> %many_there, i64 2\n  store float 0.0, ptr %one", "%at", "%other", False),
+        ("%one = extractelement <4 x ptr> %spread, i64 2\n  store float 0.0, ptr %one", "%at", "%other", True),
+        (COPY.format("%c", "%at"), "%at", "%other", False),
+        ("%r = call i32 @something(ptr %there)", "%at", "%other", False),
         ("%r = call i32 @llvm.smax.i32(i32 %p, i32 %q)", "%at", "%other", False),
     ],
 )
