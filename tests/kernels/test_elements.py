@@ -67,7 +67,7 @@ def test_construction_refuses_what_does_not_fit(wrong):
         (np.datetime64("2020-01-01"),),
         (object(), 1, 2),
     ],
-    ids=repr,
+    ids=lambda given: type(given[0]).__name__,
 )
 def test_construction_takes_real_numbers(wrong):
     for kind in (nb.vec3, nb.vec3i):
@@ -75,6 +75,17 @@ def test_construction_takes_real_numbers(wrong):
             kind(*wrong)
     with pytest.raises(nb.NumbridgeValueError, match=r"vec3 cannot be made of this list: .*inhomogeneous"):
         nb.vec3([1, [2], 3])
+
+
+@pytest.mark.parametrize(
+    "given", [(3_000_000_000,), (1, 2, -(2**31) - 1), (np.array([1, 2**40, 3]),), ([1, 2, 2**70],)], ids=str
+)
+def test_integers_that_components_do_not_hold_are_refused(given):
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"vec3i holds integers from -2147483648 to 2147483647, and was given -?\d+"
+    ):
+        nb.vec3i(*given)
+    assert nb.vec3i(-(2**31), 2**31 - 1, True).numpy().tolist() == [-(2**31), 2**31 - 1, 1]
 
 
 def test_a_matrix_of_vectors_has_functions_of_its_own():
