@@ -113,7 +113,8 @@ class TorchOp(KernelOp):
         self.name = self._called = f"{NAMESPACE}::{self._operators.name}"
         self.op = self._operators.op
         _alive[self.name] = self
-        torch.compiler.assume_constant_result(_in_its_place)
+        for constant in (_in_its_place, _is_cut):
+            torch.compiler.assume_constant_result(constant)
         if self._is_differentiable:
             self._operators.cast()
             self._quick = quick_way(launches, self._operators.gradients, self._otherwise)
@@ -155,6 +156,7 @@ class TorchOp(KernelOp):
         # To torch.compile numbers of NumPy's are arrays, which it knows as tensors only.
         if _have(np.ndarray, values):
             return self(*[torch.as_tensor(value) if isinstance(value, np.ndarray) else value for value in values])
+        _is_cut(self.name, tuple([type(value) for value in values if isinstance(value, self._tensor)]))
         return self.op(*values)
 
     def _name_for(self, plan: OperatorPlan) -> str:
@@ -215,7 +217,7 @@ class TorchOp(KernelOp):
             return self._in_another((), values)  # which changes nothing if all that the kernel changes is None
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
             raise self.plan.lost_gradient(self._called, "torch.no_grad()")
-        if not self._is_compiling() and has_dtensor(values):
+        if not self._is_compiling() and has_dtensor(map(type, values)):
             changed = ", ".join(self.plan.mutated)
             raise BufferAccessError(
                 f"operator {self._called} changes {changed} in place, and a DTensor's shards might be changed in copies; make it "
@@ -288,6 +290,11 @@ _SPREAD = (tuple, NoneType)
 # What describes an input that is neither a tensor nor a tuple
 _NUMBER = -1
 _alive: weakref.WeakValueDictionary[str, TorchOp] = weakref.WeakValueDictionary()
+
+
+def _is_cut(name: str, kinds: tuple[type, ...]) -> bool:
+    """Let an operator take DTensors, if there is one of such a type; torch.compile runs this as it is, once."""
+    return has_dtensor(kinds) and _alive[name]._operators.let_be_cut()
 
 
 def _in_its_place(name: str, described: tuple[Any, ...]) -> str:

@@ -206,22 +206,26 @@ class Operator:
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the outputs."""
-        if not self._is_compiling() and has_dtensor(values):
-            self._let_be_cut()
+        if not self._is_compiling() and has_dtensor(map(type, values)):
+            self.let_be_cut()
         if not self._is_compiling() and self._is_forward_mode():
             return _tuple(self._run_function.apply(*values))
         return _tuple(self.op(*values))
 
-    def _let_be_cut(self) -> None:
-        """Let DTensors come to the operator and its adjoint, unless it changes some, of which it could get copies."""
+    def let_be_cut(self) -> bool:
+        """Let DTensors come to the operator and its adjoint, and tell whether they may.
+
+        They may not where one would be changed in place, of which the operator could get a copy.
+        """
         if self._is_differentiable and not self._is_cut:
             let_be_cut(self.level, self.op, self._adjoint)
             self._is_cut = True
+        return self._is_cut
 
     def adjoint(self, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
         """Return a tensor for each of the inputs that are tensors: the gradient, or an empty one."""
-        if not self._is_compiling() and has_dtensor(inputs):
-            self._let_be_cut()
+        if not self._is_compiling() and has_dtensor(map(type, inputs)):
+            self.let_be_cut()
         if not self._is_compiling() and self._is_forward_mode():
             return _tuple(self._adjoint_function.apply(*inputs, *grads, _coded(wanted)))
         return _tuple(self._adjoint(*inputs, *grads, list(wanted)))
@@ -491,7 +495,7 @@ def _given(grads: Sequence[Any], ctx: Any) -> list[Any]:
         torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
         for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=True)
     ]
-    return with_dtensors(made) if has_dtensor(made) else made
+    return with_dtensors(made) if has_dtensor(map(type, made)) else made
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:

@@ -9,7 +9,7 @@ so runs whole on each device. Moving shards is the work of `torch.distributed.te
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numbridge.kernels.adjoint.prefixes import primal_of
@@ -23,10 +23,10 @@ _Ways = list[tuple[list[Any], list[Any]]]
 _Shape = tuple[int, ...]
 
 
-def has_dtensor(values: Sequence[Any]) -> bool:
-    """Tell whether an operator is called with DTensors."""
+def has_dtensor(kinds: Iterable[type]) -> bool:
+    """Tell whether there is a DTensor among values of some types."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in kinds)
 
 
 def with_dtensors(tensors: Sequence[Any]) -> list[Any]:

@@ -207,7 +207,9 @@ def check_models_of_torch_s_parallel_layers(mesh):
 def check_graphs_of_torch_compile(mesh):
     values, weights = torch.randn(6, 4), torch.randn(4)
     here = [cut(mesh, values, ROWS), cut(mesh, weights, WHOLE)]
-    made = torch.compile(lambda x, w: 2 * gate(x, w), fullgraph=True, backend="aot_eager")(*here)
+    # That nobody has called before
+    op = nb.torch_op(gated, outputs="y", name="within_a_graph")
+    made = torch.compile(lambda x, w: 2 * op(x, w), fullgraph=True, backend="aot_eager")(*here)
     made.sum().backward()
     assert made.placements == (ROWS,)
     there = [values.clone().requires_grad_(), weights.clone().requires_grad_()]
