@@ -17,7 +17,7 @@ from typing import Any
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.signature import Dims, Signature, is_symbolic
-from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
+from numbridge.kernels.adjoint.prefixes import ADJOINT, origin_of
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.parameter_types import ArrayType
@@ -89,8 +89,8 @@ def _inner(call: Call) -> tuple[Axes, Mapping[str, Axes]]:
     """Return the names of the launch dimensions and of each parameter's axes, without the batch."""
     shapes = _shapes(call)
     if call.options.sharding_rule is not None:
-        launch, ruled = _ruled(call, {name: shape for name, shape in shapes.items() if _origin(name) == name})
-        return launch, {name: ruled[_origin(name)] if shape else () for name, shape in shapes.items()}
+        launch, ruled = _ruled(call, {name: shape for name, shape in shapes.items() if origin_of(name) == name})
+        return launch, {name: ruled[origin_of(name)] if shape else () for name, shape in shapes.items()}
     indexing = indexing_of(call.kernel)
     # An index may be cut only if all axes that it selects along have the launch's extent, so that shards fit together.
     free = {
@@ -100,23 +100,17 @@ def _inner(call: Call) -> tuple[Axes, Mapping[str, Axes]]:
         and all(
             shape[axis] == call.dims[number]
             for name, shape in shapes.items()
-            for axis, bound in enumerate(indexing.bound.get(_origin(name), ()))
+            for axis, bound in enumerate(indexing.bound.get(origin_of(name), ()))
             if bound == number and axis < len(shape)
         )
     }
     launch = tuple(f"index{number}" if number in free else None for number in range(len(call.dims)))
     named = {}
     for name, shape in shapes.items():
-        bound = indexing.bound.get(_origin(name), ())
+        bound = indexing.bound.get(origin_of(name), ())
         numbers = [bound[axis] if axis < len(bound) else None for axis in range(len(shape))]
         named[name] = tuple(None if number is None else launch[number] for number in numbers)
     return launch, named
-
-
-def _origin(name: str) -> str:
-    """Return the parameter of the user's kernel that a parameter is derived from."""
-    found = primal_of(name)
-    return name if found == name else _origin(found)
 
 
 def _shapes(call: Call) -> dict[str, Dims]:
@@ -179,7 +173,7 @@ def parse_rule(rule: str, signature: Signature) -> tuple[Names, tuple[Names, ...
 
 def _ruled(call: Call, shapes: Mapping[str, Dims]) -> tuple[Axes, Mapping[str, Axes]]:
     launch, inputs, outputs = parse_rule(call.options.sharding_rule or "", call.signature)
-    arrays = [k.name for k in call.types if isinstance(k, ArrayType) and _origin(k.name) == k.name]
+    arrays = [k.name for k in call.types if isinstance(k, ArrayType) and origin_of(k.name) == k.name]
     results = [parameter.name for parameter in call.signature.outputs]
     given = [name for name in arrays if name not in [p.name for p in call.signature.pure]]
     if len(inputs) != len(given) and not (inputs == ((),) and not given):

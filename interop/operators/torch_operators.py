@@ -206,10 +206,11 @@ class Operator:
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the outputs."""
-        if not self._is_compiling() and has_dtensor(map(type, values)):
-            self.let_be_cut()
-        if not self._is_compiling() and self._is_forward_mode():
-            return _tuple(self._run_function.apply(*values))
+        if not self._is_compiling():
+            if has_dtensor(map(type, values)):
+                self.let_be_cut()
+            if self._is_forward_mode():
+                return _tuple(self._run_function.apply(*values))
         return _tuple(self.op(*values))
 
     def let_be_cut(self) -> bool:
@@ -224,10 +225,11 @@ class Operator:
 
     def adjoint(self, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
         """Return a tensor for each of the inputs that are tensors: the gradient, or an empty one."""
-        if not self._is_compiling() and has_dtensor(map(type, inputs)):
-            self.let_be_cut()
-        if not self._is_compiling() and self._is_forward_mode():
-            return _tuple(self._adjoint_function.apply(*inputs, *grads, _coded(wanted)))
+        if not self._is_compiling():
+            if has_dtensor(map(type, inputs)):
+                self.let_be_cut()
+            if self._is_forward_mode():
+                return _tuple(self._adjoint_function.apply(*inputs, *grads, _coded(wanted)))
         return _tuple(self._adjoint(*inputs, *grads, list(wanted)))
 
     def gradients(self, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:

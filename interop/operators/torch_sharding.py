@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from numbridge.kernels.adjoint.prefixes import primal_of
+from numbridge.kernels.adjoint.prefixes import origin_of
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.operators.operator_levels import Level
 from numbridge.operators.operators import OperatorPlan
@@ -90,9 +90,7 @@ def let_be_cut(level: Level, operator: Any, adjoint: Any) -> None:
 
 def _bound(level: Level, name: str) -> tuple[int | None, ...]:
     """Return which thread index selects along each of the first axes of a parameter, or of what it is the derivative of."""
-    while (origin := primal_of(name)) != name:
-        name = origin
-    return indexing_of(level.launches.plan.kernel).bound.get(name, ())
+    return indexing_of(level.launches.plan.kernel).bound.get(origin_of(name), ())
 
 
 def _free(level: Level, values: Sequence[Any]) -> Iterator[int]:
@@ -109,7 +107,7 @@ def _free(level: Level, values: Sequence[Any]) -> Iterator[int]:
         extents = [shapes[name][axis] if axis < len(shapes[name]) else None for name, axis in axes.items()]
         if all(extent == launch[index] for extent in extents) and all(name in axes for name in outputs):
             sizes = _sizes(launch[index], [value.mesh for value in inputs.values() if hasattr(value, "mesh")])
-            if all(_is_cut(plan, inputs, axes, index, size) for size in sizes):
+            if all(_cut(launch, outputs, axes, index, size) == _dims(plan, inputs, axes, size) for size in sizes):
                 yield index
 
 
@@ -123,29 +121,33 @@ def _sizes(extent: int, meshes: Sequence[Any]) -> set[int]:
     return found
 
 
-def _is_cut(plan: OperatorPlan, inputs: Mapping[str, Any], axes: Mapping[str, int], index: int, size: int) -> bool:
-    """Tell whether what a device is to compute, which it finds by the shapes of its shards, is its part of the call."""
+def _shortened(shape: _Shape, axis: int | None, size: int) -> _Shape:
+    return shape if axis is None else (*shape[:axis], size, *shape[axis + 1 :])
 
-    def cut(shape: _Shape, axis: int | None) -> _Shape:
-        return shape if axis is None else (*shape[:axis], size, *shape[axis + 1 :])
 
-    launch, outputs = _dims(plan, inputs)
-    wanted = cut(launch, index), {name: cut(shape, axes[name]) for name, shape in outputs.items()}
-    return _dims(plan, inputs, lambda name, shape: cut(shape, axes.get(name))) == wanted
+def _cut(
+    launch: _Shape, outputs: Mapping[str, _Shape], axes: Mapping[str, int], index: int, size: int
+) -> tuple[_Shape, dict[str, _Shape]]:
+    """Return what a device is to compute of a launch and of its outputs."""
+    shapes = {name: _shortened(shape, axes[name], size) for name, shape in outputs.items()}
+    return _shortened(launch, index, size), shapes
 
 
 def _dims(
-    plan: OperatorPlan, inputs: Mapping[str, Any], shape_of: Any = lambda _, shape: shape
+    plan: OperatorPlan, inputs: Mapping[str, Any], axes: Mapping[str, int] | None = None, size: int = 0
 ) -> tuple[_Shape, dict[str, _Shape]]:
-    """Return the dims of a launch, and the shapes of the outputs, for inputs of other shapes."""
+    """Return the dims of a launch, and the shapes of the outputs, for inputs as they are, or shards of them along some axes."""
     import torch
 
     values = []
     for name in plan.inputs:
         value = inputs[name]
         if plan.kinds[name] == "array":
-            meta = getattr(value, "tensor_meta", value)
-            value = torch.empty(shape_of(name, tuple(value.shape)), dtype=meta.dtype, device="meta")
+            meta, shape = (
+                getattr(value, "tensor_meta", value),
+                _shortened(tuple(value.shape), (axes or {}).get(name), size),
+            )
+            value = torch.empty(shape, dtype=meta.dtype, device="meta")
         values.append(value)
     shapes = plan.output_shapes(values)
     return tuple(plan.launch_shape(values)), {name: tuple(shape) for name, shape in shapes.items()}

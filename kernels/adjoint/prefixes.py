@@ -16,3 +16,10 @@ def primal_of(name: str) -> str:
     """Return the parameter whose adjoint or tangent a parameter is; a parameter of the user's is its own."""
     found = _ANY.match(name)
     return name[found.end() :] if found else name
+
+
+def origin_of(name: str) -> str:
+    """Return the parameter of the user's that a parameter is, or is a derivative of, of whatever order."""
+    while (found := primal_of(name)) != name:
+        name = found
+    return name

@@ -345,10 +345,10 @@ def _real_numbers(kind: ElementType, part: Any) -> NDArray[Any]:
         what = type(part).__name__ if given.ndim == 0 else f"{type(part).__name__} of {given.dtype}"
         raise NumbridgeTypeError(f"{kind.__name__} is made of real numbers, and not of {what}")
     if given.dtype.kind in "iuO" and kind.scalar.numpy.kind in "iu":
-        least, most = np.iinfo(kind.scalar.numpy).min, np.iinfo(kind.scalar.numpy).max
-        outside = next((number for number in given.flat if not least <= number <= most), None)
+        limits = np.iinfo(kind.scalar.numpy)
+        outside = next((number for number in given.flat if not limits.min <= number <= limits.max), None)
         if outside is not None:
-            text = f"{kind.__name__} holds integers from {least} to {most}, and was given {outside}"
+            text = f"{kind.__name__} holds integers from {limits.min} to {limits.max}, and was given {outside}"
             raise NumbridgeValueError(f"{text}; take a vector or matrix of a wider type")
     return given
 

@@ -65,7 +65,7 @@ class StoreRewriter:
         steps, base = _chain(target)
         if not steps or not isinstance(base, ast.Name):
             return False
-        if any(isinstance(step, ast.expr) and _has_slice(step) for step in steps):
+        if any(map(_has_slice, steps)):
             return False
         if any(isinstance(step, str) and step not in PARTS for step in steps):
             return False  # a field of a record, which is memory
@@ -156,13 +156,13 @@ def _is_field(step: ast.expr | str) -> bool:
 def _is_place(target: ast.expr) -> bool:
     """Tell whether a target is a name or reached from one by steps that may be taken twice."""
     steps, base = _chain(target)
-    return isinstance(base, ast.Name) and not any(isinstance(step, ast.expr) and _has_slice(step) for step in steps)
+    return isinstance(base, ast.Name) and not any(map(_has_slice, steps))
 
 
 def _is_within_slice(target: ast.expr) -> bool:
     """Tell whether a target may be a part of an element that is reached through a slice of an array."""
     steps, base = _chain(target)
-    sliced = [k for k, step in enumerate(steps) if isinstance(step, ast.expr) and _has_slice(step)]
+    sliced = [k for k, step in enumerate(steps) if _has_slice(step)]
     if not sliced or not isinstance(base, ast.Name) or any(map(_is_field, steps)):
         return False
     if any(isinstance(step, str) and step not in PARTS for step in steps):
@@ -170,8 +170,8 @@ def _is_within_slice(target: ast.expr) -> bool:
     return len(steps) - 1 - sliced[-1] > 1
 
 
-def _has_slice(index: ast.expr) -> bool:
-    return any(isinstance(part, ast.Slice) for part in ast.walk(index))
+def _has_slice(step: ast.expr | str) -> bool:
+    return isinstance(step, ast.expr) and any(isinstance(part, ast.Slice) for part in ast.walk(step))
 
 
 def _leaves(target: ast.expr) -> Iterator[ast.expr]:
