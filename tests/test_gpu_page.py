@@ -33,7 +33,7 @@ FACTS: dict[str, Any] = {
         for name, theirs, limit in [("CuPy", 20.0, 1.0), ("torch.compile", 8.0, 1.05), ("torch", 40.0, None)]
     ]
     + [
-        {"work": "CUDA: adjoint of saxpy, 4194304 float32, on the device", "against": None, "ours": 3.0, "unit": "us"},
+        {"work": "CUDA: adjoint of saxpy, 33554432 float32, on the device", "against": None, "ours": 3.0, "unit": "us"},
         {"work": SAXPY, "against": "numba.cuda", "error": "TypeError: no such | thing"},
         {"work": "CUDA: to_torch", "against": None, "error": "RuntimeError: no memory"},
     ],
@@ -92,7 +92,7 @@ def test_every_row_is_there_and_what_is_missed_is_marked(gpu_page: Any) -> None:
         [saxpy, "torch", "10.0 µs", "40.0 µs", "0.250", "", ""],
         [saxpy, "numba.cuda", "TypeError: no such ¦ thing"],
     ]
-    assert ["adjoint of saxpy, 4194304 float32, on the device", "3.00 µs"] in found
+    assert ["adjoint of saxpy, 33554432 float32, on the device", "3.00 µs"] in found
     assert ["to_torch", "", "RuntimeError: no memory"] in found
     assert "Of 2 limits, 1 are kept and 1 missed. 15 rows are not yet run. No row compares with Warp." in text
     assert (

@@ -13,11 +13,13 @@ from numbridge.bridges.installed import is_there
 from numbridge.command_line import adjoint_kernels as ours
 from numbridge.command_line.work import Contestants, Work
 
-__all__ = ["ADJOINTS", "adjoint", "adjoint_on", "title"]
+__all__ = ["ADJOINTS", "adjoint", "adjoint_on", "shape_on", "title"]
 
 COUNT = 1 << 22
 SIDE = 1 << 11
 TRIPS, LOOPS = 50, 400_000
+# On CUDA arrays are so many times as long: a kernel that takes less time than a launch cannot be timed between two events.
+LONGER_ON_CUDA = 8
 
 # name → kernel, number of arrays that are read, shape, further arguments
 ADJOINTS: dict[str, tuple[Any, int, tuple[int, ...], tuple[Any, ...]]] = {
@@ -29,9 +31,15 @@ ADJOINTS: dict[str, tuple[Any, int, tuple[int, ...], tuple[Any, ...]]] = {
 }
 
 
-def title(name: str, threads: str) -> str:
+def shape_on(name: str, device: str) -> tuple[int, ...]:
+    """Return the extents of a kernel's arrays on a device."""
+    first, *rest = ADJOINTS[name][2]
+    return (first if device == "cpu" else LONGER_ON_CUDA * first, *rest)
+
+
+def title(name: str, threads: str, device: str = "cpu") -> str:
     """Return the name of a row; `threads` says how many there are."""
-    shape = " x ".join(map(str, ADJOINTS[name][2]))
+    shape = " x ".join(map(str, shape_on(name, device)))
     return f"adjoint of {name}, {shape} float32, {threads}"
 
 
@@ -48,17 +56,17 @@ def adjoint_on(name: str, device: str) -> Contestants:
     return found
 
 
-def _arrays(name: str) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
+def _arrays(name: str, device: str) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
     """Return a kernel's arrays, as many for their adjoints, and its further arguments."""
-    _, reads, shape, more = ADJOINTS[name]
-    random = np.random.default_rng(0)
-    given = [random.random(shape, np.float32) for _ in range(reads + 1)]
+    _, reads, short, more = ADJOINTS[name]
+    shape, random = shape_on(name, device), np.random.default_rng(0)
+    given = [np.resize(random.random(short, np.float32), shape) for _ in range(reads + 1)]
     return given, [np.zeros(shape, np.float32) for _ in range(reads)] + [np.ones(shape, np.float32)], more
 
 
 def _ours(name: str, device: str) -> Callable[[], object]:
-    kernel, _, shape, _ = ADJOINTS[name]
-    found, further, more = _arrays(name)
+    kernel, shape = ADJOINTS[name][0], shape_on(name, device)
+    found, further, more = _arrays(name, device)
     # NumPy's own arrays on the CPU, which is what people have there.
     given, adjoints = (found, further) if device == "cpu" else (_moved(found, device), _moved(further, device))
     last = [None] * len(more)
@@ -74,8 +82,8 @@ def _warp(name: str, device: str) -> Callable[[], object]:
 
     from numbridge.command_line import warp_adjoints
 
-    kernel, _, shape, _ = ADJOINTS[name]
-    found, further, more = _arrays(name)
+    kernel, shape = ADJOINTS[name][0], shape_on(name, device)
+    found, further, more = _arrays(name, device)
     given, adjoints = ([wp.array(a, dtype=float, device=device) for a in group] for group in (found, further))
     theirs = getattr(warp_adjoints, kernel.name)
 

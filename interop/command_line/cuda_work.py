@@ -116,7 +116,9 @@ def cuda_works() -> list[CudaWork]:
         ),
         *(
             CudaWork(
-                f"CUDA: {title(name, 'on the device')}", functools.partial(adjoint_on, name, "cuda"), on_device=True
+                f"CUDA: {title(name, 'on the device', 'cuda')}",
+                functools.partial(adjoint_on, name, "cuda"),
+                on_device=True,
             )
             for name in ADJOINTS
         ),

@@ -60,8 +60,11 @@ def current_stream(driver, device):
 
 
 @native
-def find_streams(driver, readings, count, device):
-    """Let every reading in CUDA memory know its stream; return the first (0 without any), or UNKNOWN_STREAM."""
+def find_streams(readings, count, device, current):
+    """Let every reading in CUDA memory know its stream; return the first (0 without any), or UNKNOWN_STREAM.
+
+    `current` is the stream of what has none of its own.
+    """
     entry, stream, first, out = 0, 0, nb.NO_STREAM, stack(16)
     for k in range(count):
         reading = readings + k * nb.READ_SIZE
@@ -74,7 +77,7 @@ def find_streams(driver, readings, count, device):
                 function = load_i64(entry, nb.ENTRY_STREAM)
                 store_i64(out, 0, 0)
                 if function == 0:
-                    stream = current_stream(driver, device)
+                    stream = current
                 elif call_three(function, dl.CUDA, device, out) == 0:
                     stream = load_i64(out, 0)
                 else:
@@ -176,10 +179,10 @@ def launch_ordered(driver, spec, plan, readings, count, places):
     device = load_i64(spec, nb.SPEC_DEVICE)
     if load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_HAS_STREAM != 0:
         return call_driver(spec, plan, load_i64(plan, nb.PLAN_STREAM), places)
-    first = find_streams(driver, readings, count, device)
+    chosen = current_stream(driver, device)
+    first = find_streams(readings, count, device, chosen)
     if first == UNKNOWN_STREAM:
         return types.int32(INVALID_HANDLE)
-    chosen = current_stream(driver, device)
     stream = chosen if chosen != 0 else first
     event = load_i64(load_i64(driver, nb.DRIVER_EVENTS), 8 * device)
     failed = order_all(driver, event, readings, count, stream, True)

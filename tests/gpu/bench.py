@@ -120,10 +120,13 @@ def empty_kernels():
     import cupy
     from cuda.bindings import driver
 
+    # A context must be current before a CUkernel has a CUfunction.
+    cupy.cuda.Device(0).use()
+    cupy.cuda.runtime.free(0)
     code = compile(empty_of_three)
     kernel = cuda_driver.devices().load(code[0], code[1], 0)
     failed, function = driver.cuKernelGetFunction(driver.CUkernel(kernel))
-    assert int(failed) == 0
+    assert failed == driver.CUresult.CUDA_SUCCESS, failed
     return kernel, int(function), cupy.RawKernel(EMPTY_C, "empty").kernel.ptr
 
 
@@ -219,22 +222,48 @@ def stencil_by_torch():
 def tests() -> dict[str, object]:
     """Return what the tests came to: how many of each file passed, failed, and are there, and what the failed ones said."""
     name = os.environ.get("NUMBRIDGE_GPU_RESULTS")
-    lines = [json.loads(line) for line in Path(name).read_text().splitlines()] if name else []
+    files, failures = outcomes(Path(name)) if name else ({}, {})
+    looked = sanitizers(Path(name).parent) if name else {}
+    return {**when(), "files": files, "failures": failures} | ({"sanitizers": looked} if looked else {})
+
+
+def outcomes(path: Path) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """Return what one run of tests wrote to a file, by file and by test."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     there: collections.Counter[str] = collections.Counter()
-    outcomes: dict[str, str] = {}
+    found: dict[str, str] = {}
     failures: dict[str, str] = {}
     for line in lines:
         there.update(line.get("collected", {}))
         # A test that passed may fail afterwards, when the device is asked; the first message says most.
-        if "test" in line and outcomes.get(line["test"]) != "failed":
-            outcomes[line["test"]] = line["outcome"]
+        if "test" in line and found.get(line["test"]) != "failed":
+            found[line["test"]] = line["outcome"]
         if line.get("outcome") == "failed":
             failures.setdefault(line["test"], line["said"])
     files = {}
     for file, count in there.items():
-        counts = collections.Counter(outcome for test, outcome in outcomes.items() if test.startswith(f"{file}::"))
+        counts = collections.Counter(outcome for test, outcome in found.items() if test.startswith(f"{file}::"))
         files[file] = {"tests": count, "not run": count - counts.total(), **counts}
-    return {**when(), "files": files, "failures": failures}
+    return files, failures
+
+
+def sanitizers(folder: Path) -> dict[str, dict[str, object]]:
+    """Return what compute-sanitizer's tools looked at, and how often they reported what.
+
+    What they report begins with a line that is not indented, after equals signs: an error, a race, or that they ended early.
+    """
+    found = {}
+    for path in sorted(folder.glob("*check.txt")):
+        said = re.findall(r"^=========\s(\S.*)$", path.read_text(errors="replace"), re.MULTILINE)
+        said = [line for line in said if "COMPUTE-SANITIZER" not in line and " SUMMARY: " not in line]
+        files, failures = outcomes(path.with_suffix(".jsonl"))
+        found[path.stem] = {
+            "tests": sum(counts["tests"] for counts in files.values()),
+            "not run": sum(counts["not run"] for counts in files.values()),
+            "failures": failures,
+            "reports": dict(collections.Counter(said).most_common(20)),
+        }
+    return found
 
 
 def when() -> dict[str, str]:
