@@ -10,6 +10,7 @@ import ctypes
 import gc
 import inspect
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -41,6 +42,8 @@ Function = Callable[[list[Array], list[Array], dict[str, Any], "CallContext"], A
 _functions: dict[tuple[str, str], Function] = {}
 _kept: list[Any] = []
 _lock = threading.Lock()
+# A finalizer that takes a second is not waited for; it may also be what called XLA.
+_MOST_WAITS = 1000
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,8 @@ def _call(frame: Frame, function: Function, context: CallContext) -> None:
 class Lease:
     """What owns lent memory: as long as it lives, somebody still has a view."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "cycle")
+    cycle: Lease
 
 
 class CudaLease(Lease):
@@ -227,12 +231,24 @@ class CudaLease(Lease):
 def check_returned(watched: weakref.ref[Lease]) -> None:
     """Raise if somebody kept a view of memory that XLA takes back now."""
     if watched() is not None:
-        gc.collect()
+        _collect_garbage()
     if watched() is not None:
         raise BufferAccessError(
             "an array that XLA lent for this call, or a view of one, was kept beyond it, and its memory is XLA's again; keep a "
             "copy, such as x.clone() or np.array(x)"
         )
+
+
+def _collect_garbage() -> None:
+    """Have all garbage collected. While another thread does that, `gc.collect` does nothing and returns: then wait for it."""
+    for _ in range(_MOST_WAITS):
+        garbage = Lease()
+        garbage.cycle, gone = garbage, weakref.ref(garbage)
+        del garbage
+        gc.collect()
+        if gone() is None:
+            return
+        time.sleep(0.001)
 
 
 def lent(buffer: Buffer, where: str, lease: Lease, context: CallContext, *, read_only: bool) -> Array:

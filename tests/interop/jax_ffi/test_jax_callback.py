@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from numbridge.jax_ffi import callback
 
 a12 = jnp.arange(12, dtype=jnp.float32)
 failures = (jax.errors.JaxRuntimeError, ValueError)
@@ -149,6 +153,43 @@ def test_a_cycle_is_no_view_that_was_kept():
         outputs[0].fill_(1)
 
     assert (call(function, ((3,), jnp.float32))()[0] == 1).all()
+
+
+def test_a_cycle_is_no_view_that_was_kept_while_another_thread_collects(monkeypatch):
+    """A collection that is asked for meanwhile does nothing."""
+    collecting, tried = threading.Event(), threading.Event()
+
+    class Slow:
+        def __del__(self):
+            collecting.set()
+            tried.wait(60)
+
+    def collect():
+        garbage = Slow()
+        garbage.cycle = garbage
+        del garbage
+        gc.collect()
+
+    def function(inputs, outputs, attrs, ctx):
+        cycle = [outputs[0]]
+        cycle.append(cycle)
+        outputs[0].fill_(1)
+        threads[0].start()
+        assert collecting.wait(60)
+
+    def pause(seconds):
+        tried.set()
+        time.sleep(seconds)
+
+    threads = [threading.Thread(target=collect)]
+    monkeypatch.setattr(callback, "time", SimpleNamespace(sleep=pause))
+    gc.disable()
+    try:
+        assert (call(function, ((3,), jnp.float32))()[0] == 1).all()
+    finally:
+        gc.enable()
+        tried.set()
+        threads[0].join()
 
 
 def test_registering_again_replaces_the_function():
