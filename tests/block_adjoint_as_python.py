@@ -23,6 +23,7 @@ from numbridge.kernels.adjoint.reverse import reverse
 from numbridge.kernels.adjoint.uniform import check_meetings
 
 THREADS = 6
+_STEP = "step"
 _WANTED = ("x", "y", "e")
 
 
@@ -48,7 +49,7 @@ class Memory:
         place = tuple(int(k) % n for k, n in zip(place, self.shape, strict=True))
         noted = self._touched.setdefault(place, [])
         for thread, other, stored in noted:
-            alike = how == other and (how in ("load", "atomic") or (how == "store" and value == stored))
+            alike = how == other and (how in ("load", "atomic", "guarded") or (how == "store" and value == stored))
             if thread != self.thread and not alike:
                 raise RaceError(f"element {place}: {other} by thread {thread}, {how} by thread {self.thread}")
         noted.append((self.thread, how, value))
@@ -59,6 +60,11 @@ class Memory:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.touch(index, "store", float(value))
+        self.array[index] = value
+
+    def guarded(self, index: Any, value: Any) -> None:
+        """Store what differs from what lay there: a number that others store as well, or what it took the place of."""
+        self.touch(index, "guarded")
         self.array[index] = value
 
     def add(self, index: Any, value: Any) -> None:
@@ -79,10 +85,14 @@ class Memory:
 
 
 class _AsThread(ast.NodeTransformer):
-    """Makes a generator of a function, which yields where it waits."""
+    """Makes a generator of a function, which yields where it waits, and before each statement, where others may run."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
+        for inner in [node, *(n for n in ast.walk(node) if isinstance(n, ast.If | ast.For | ast.While))]:
+            inner.body = _in_steps(inner.body)
+            if isinstance(inner, ast.If):
+                inner.orelse = _in_steps(inner.orelse)
         node.decorator_list = []
         node.args.args[:0] = [ast.arg("_nb_crew"), ast.arg("_nb_thread")]
         node.body[:0] = ast.parse("if False:\n    yield").body
@@ -93,6 +103,15 @@ class _AsThread(ast.NodeTransformer):
         target = node.targets[0]
         if isinstance(target, ast.Name) and target.id.startswith("_nb_old_") and isinstance(node.value, ast.Subscript):
             node.value = _peeked(node.value)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.test, ast.Call) and ast.unparse(node.test.func) in (
+            "_nb_differs",
+            "_nb_stack_remember_other",
+        ):
+            node.body = [_guarded(line) if isinstance(line, ast.Assign) else line for line in node.body]
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -111,12 +130,34 @@ def _peeked(element: ast.Subscript) -> ast.Call:
     return ast.Call(ast.Attribute(element.value, "peek", ast.Load()), [element.slice], [])
 
 
+def _in_steps(body: list[ast.stmt]) -> list[ast.stmt]:
+    return [line for statement in body for line in (*ast.parse(f"yield {_STEP!r}, ()").body, statement)]
+
+
+def _guarded(line: ast.Assign) -> ast.Expr:
+    target = line.targets[0]
+    assert isinstance(target, ast.Subscript)
+    return ast.Expr(ast.Call(ast.Attribute(target.value, "guarded", ast.Load()), [target.slice, line.value], []))
+
+
 def _peek(array: Any, index: Any) -> Any:
     return array.peek(index) if isinstance(array, Memory) else array[index]
 
 
 def _remember(log: Stack, array: Any, index: Any) -> None:
     log.push((index, _peek(array, index)))
+
+
+def _remember_other(log: Stack, array: Any, index: Any, value: Any) -> bool:
+    found = _peek(array, index)
+    if found != value:
+        log.push((index, found))
+    return bool(found != value)
+
+
+def _undo(log: Stack, array: Any, height: int) -> None:
+    while len(log) > height:
+        (array.guarded if isinstance(array, Memory) else array.__setitem__)(*log.pop())
 
 
 _ANSWERS: dict[str, Callable[[list[Any]], Any]] = {
@@ -127,8 +168,10 @@ _ANSWERS: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-def run(text: str, program: Program, name: str, arguments: Sequence[Any], *, backwards: bool = False) -> None:
-    """Run a text as a block of threads; between two waits they run one after the other, perhaps the last one first."""
+def run(
+    text: str, program: Program, name: str, arguments: Sequence[Any], order: Callable[[list[int]], int] = min
+) -> None:
+    """Run a text as a block of threads; `order` says which of those that do not wait takes the next step."""
     memory = [Memory(a) if isinstance(a, np.ndarray) else a for a in arguments]
     shared: dict[Any, Memory] = {}
 
@@ -137,6 +180,7 @@ def run(text: str, program: Program, name: str, arguments: Sequence[Any], *, bac
 
     names = {**program.namespace, **RUNTIME, "math": math, "_nb_shared": of_block, "_nb_stack_remember": _remember}
     names |= {"_nb_add": Memory.add, "_nb_add_in_block": Memory.add, "_nb_atomic_exch": Memory.exchange}
+    names |= {"_nb_stack_undo": _undo, "_nb_stack_remember_other": _remember_other}
     exec(compile(ast.fix_missing_locations(_AsThread().visit(ast.parse(text))), name, "exec"), names)
     extents = {"_nb_b0": THREADS, "_nb_b1": 1, "_nb_b2": 1, "_nb_g0": 1}
     hidden = [value.name for value in program.hidden]
@@ -145,21 +189,28 @@ def run(text: str, program: Program, name: str, arguments: Sequence[Any], *, bac
     }
     answer = None
     while threads:
-        every = [m for m in (*memory, *shared.values()) if isinstance(m, Memory)]
-        waiting = {}
-        for t in sorted(threads, reverse=backwards):
-            for each in (*every, *shared.values()):
+        answers, waiting = dict.fromkeys(threads, answer), {}
+        running = sorted(threads)
+        while running:
+            t = order(running)
+            for each in (*(m for m in memory if isinstance(m, Memory)), *shared.values()):
                 each.thread = t
             try:
-                waiting[t] = threads[t].send(answer)  # type: ignore[attr-defined]
+                asked = threads[t].send(answers[t])  # type: ignore[attr-defined]
             except StopIteration:
                 del threads[t]
+                running.remove(t)
+                continue
+            answers[t] = None
+            if asked[0] != _STEP:
+                waiting[t] = asked
+                running.remove(t)
         operations = {operation for operation, _ in waiting.values()}
         if waiting and (len(operations) > 1 or len(waiting) < THREADS):
             raise RaceError(f"threads wait at different places: {waiting}")
         for operation in operations:
             answer = _ANSWERS[operation]([asked[0] for _, asked in waiting.values() if asked])
-        for each in (*every, *shared.values()):
+        for each in (*(m for m in memory if isinstance(m, Memory)), *shared.values()):
             each.wait()
 
 
@@ -297,17 +348,17 @@ def values(seed: int) -> list[Any]:
     return [uniform(0.1, 1.3, THREADS), np.zeros(THREADS), uniform(0.1, 1.3, THREADS), seed % 6]
 
 
-def results(kernel: Any, given: Sequence[Any], *, backwards: bool = False) -> list[np.ndarray]:
+def results(kernel: Any, given: Sequence[Any], order: Callable[[list[int]], int] = min) -> list[np.ndarray]:
     """Return what a kernel leaves in its arrays."""
     program, arguments = program_of(kernel, given), copied(given)
-    run(program_text(program, "program"), program, "program", arguments, backwards=backwards)
+    run(program_text(program, "program"), program, "program", arguments, order)
     return [a for a in arguments if isinstance(a, np.ndarray)]
 
 
 def is_kernel(kernel: Any, given: Sequence[Any]) -> bool:
     """Tell whether the threads of a kernel do not race."""
     try:
-        found = [results(kernel, given, backwards=backwards) for backwards in (False, True)]
+        found = [results(kernel, given, order) for order in (min, max)]
     except RaceError:
         return False
     return all(np.isfinite(a).all() and np.array_equal(a, b) for a, b in zip(*found, strict=True))
@@ -321,17 +372,22 @@ def check(seed: int) -> tuple[str, int] | None:
     KernelUnsupportedError
         If it is refused.
     """
-    kernel, given = declared(BlockWriter(seed).program()), values(seed)
+    return check_text(BlockWriter(seed).program(), seed)
+
+
+def check_text(text: str, seed: int) -> tuple[str, int] | None:
+    """Check the adjoint of a kernel `generated(x, y, e, n)` in the same way, with values of a seed."""
+    kernel, given = declared(text), values(seed)
     if not is_kernel(kernel, given):
         return None
     weights = [np.random.default_rng(seed).normal(size=THREADS) for _ in _WANTED]
     for slots in (1024, 2):
-        for backwards in (False, True):
+        for order in (min, max, random.Random(seed).choice):
             program = program_of(kernel, given)
             check_meetings(program)
             made = reverse(program, _WANTED, "adjoint", slots=slots)
             arrays, adjoints = copied(given), copied(weights)
-            run(made.text, program, made.name, [*arrays, *adjoints], backwards=backwards)
+            run(made.text, program, made.name, [*arrays, *adjoints], order)
             assert all(map(np.array_equal, arrays, given)), made.text
             way, step = [np.random.default_rng(seed + 1).normal(size=THREADS) for _ in _WANTED], 1e-6
             ends = [

@@ -59,7 +59,7 @@ class Accumulation(ForwardSweep):
 
     Parameters
     ----------
-    program, wanted, slots, bounded, restores, left
+    program, wanted, slots, bounded, restores, left, in_turn
         As for `ForwardSweep`.
     apart : bool
         Whether no two adjoints share memory.
@@ -74,8 +74,9 @@ class Accumulation(ForwardSweep):
         bounded: bool,
         restores: bool,
         left: Collection[str],
+        in_turn: bool,
     ) -> None:
-        super().__init__(program, wanted, slots, bounded, restores, left)
+        super().__init__(program, wanted, slots, bounded, restores, left, in_turn)
         self.active = self.activity.values
         self._started: set[Value] = set()
         self._held: dict[Value, str] = {}

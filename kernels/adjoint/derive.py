@@ -349,10 +349,10 @@ class Derivative(Kernel):
         program, rewritten = self._base_program(parameters, weak, target)
         check_meetings(program)
         in_crew = target == "cpu" and program.in_blocks
-        limits: dict[str, Any] = {"slots": CUDA_SLOTS, "bounded": True} if target == "cuda" else {}
+        limits: dict[str, Any] = {"slots": CUDA_SLOTS, "bounded": True} if target == "cuda" else {"in_turn": True}
         if in_crew:
             # All threads of a block hold their slots at once. What they would return, none of them returns to.
-            limits = {"slots": CUDA_SLOTS, "returns": False}
+            limits |= {"slots": CUDA_SLOTS, "returns": False}
         if self.fresh and rewritten.active.strides:
             text = f"the {self.name}: threads do not all store their own element of the adjoint of {self.fresh[0]!r}"
             raise KernelUnsupportedError(f"{text}, but run a loop over the grid; pass zeros to add to, and no `fresh`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from numbridge.kernels.adjoint import inference
@@ -74,6 +74,8 @@ class ForwardSweep:
         Whether arrays of the kernel end as they were.
     left : collection of str
         Array parameters that hold what the kernel has left in them.
+    in_turn : bool
+        Whether the threads of a block run one after the other from one place where they wait to the next.
     """
 
     def __init__(
@@ -84,8 +86,9 @@ class ForwardSweep:
         bounded: bool,
         restores: bool,
         left: Collection[str] = (),
+        in_turn: bool = True,
     ) -> None:
-        self.program, self.bounded = program, bounded
+        self.program, self.bounded, self.in_turn = program, bounded, in_turn
         self.activity = Activity(program, wanted)
         self.needs = Needs(self.activity, restores=restores, left=left)
         self.lines = Lines()
@@ -481,25 +484,28 @@ class ForwardSweep:
         return op.array in [*self._logged_in(self._keeping), *self.needs.restored_after(self._keeping)]
 
     def _forward_store(self, op: Store, *, save: bool) -> None:
-        if save:
-            if self.needs.is_undone(op):
-                self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
-        elif self._remembers(op):
-            parts = places(op.value)
-            for (memory, index), part in zip(scalar_places(op.array, op.array.name, op.index), parts, strict=True):
-                remember = f"_nb_stack_remember({log_name(op.array)}, {memory}, {index})"
-                changes = f"if _nb_differs({memory}[{index}], {op.value.name}{part}):"
-                with self.lines.block(changes) if op in self._alike else contextlib.nullcontext():
-                    self.lines.add(remember)
+        undone, remembered = save and self.needs.is_undone(op), not save and self._remembers(op)
+        if undone:
+            self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
+        alike = op in self._alike and (undone or remembered)
+        if alike and not self.in_turn:
+            # At the same time another thread may bring back what it has overwritten by the same number, so whoever finds that
+            # number must not store it once more: only those who will bring back what they have found may store.
+            for memory, index, found, new in self._parts_of(op, before=undone):
+                other = f"_nb_stack_remember_other({log_name(op.array)}, {memory}, {index}, {new})"
+                with self.lines.block(f"if {other if remembered else f'_nb_differs({found}, {new})'}:"):
+                    self.lines.add(f"{memory}[{index}] = {new}")
+            return
+        for memory, index, found, new in self._parts_of(op, before=False) if remembered else ():
+            with self.lines.block(f"if _nb_differs({found}, {new}):") if alike else contextlib.nullcontext():
+                self.lines.add(f"_nb_stack_remember({log_name(op.array)}, {memory}, {index})")
         self.lines.add(operation(op))
 
-    def _undoing(self, op: Store) -> AbstractContextManager[None]:
-        """Begin to undo a store: of several threads that stored the same, those that found it there already do nothing."""
-        if op not in self._alike:
-            return contextlib.nullcontext()
-        old, new = self._old(op), op.value.name
-        differs = (f"_nb_differs({old}{part}, {new}{part})" for part in places(op.value))
-        return self.lines.block(f"if {' or '.join(differs)}:")
+    def _parts_of(self, op: Store, *, before: bool) -> Iterator[tuple[str, str, str, str]]:
+        """Yield each scalar of a stored element: its array and index, what was found `before` or lies there, what is stored."""
+        parts = zip(scalar_places(op.array, op.array.name, op.index), places(op.value), strict=True)
+        for (memory, index), part in parts:
+            yield memory, index, f"{self._old(op)}{part}" if before else f"{memory}[{index}]", f"{op.value.name}{part}"
 
     def _old(self, op: Store) -> str:
         order = self.needs.survey.order

@@ -32,6 +32,10 @@ class LoopReversal(Accumulation, ABC):
     def _prepare(self, op: Op) -> None:
         """Begin the adjoints that the reverse of a branch or a loop adds to from within."""
 
+    @abstractmethod
+    def _turn(self, region: Region) -> None:
+        """Wait, where that must be, between what runs forward once more and its reverse."""
+
     def _reverse_loop(self, op: Loop) -> None:
         plan = self._plans[op]
         active = [c for c in op.carried if c.phi in self.active]
@@ -49,6 +53,7 @@ class LoopReversal(Accumulation, ABC):
             self._set_index(op, counter, self.needs.loops[op].values)
             with self._done(op):
                 self._forward(op.body, self.needs.loops[op].values, save=True)
+            self._turn(op.body)
             outer = set(self._started), dict(self._held)
             moved = self._start_trip_adjoints(op, active)
             self._reverse(op.body)

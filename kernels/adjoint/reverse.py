@@ -33,6 +33,7 @@ from numbridge.kernels.adjoint.ir import (
     Store,
     Value,
     defined_by,
+    nested,
     regions,
     walk,
 )
@@ -119,6 +120,7 @@ def reverse(
     left: Collection[str] = (),
     slots: int = MOST_SLOTS,
     bounded: bool = False,
+    in_turn: bool = False,
     returns: bool = True,
 ) -> Reversed:
     """Return the adjoint of a program.
@@ -146,6 +148,9 @@ def reverse(
         How many trips of a loop are kept at once, at most; a power of two.
     bounded : bool
         Whether the function is given the memory of its stacks, as last parameters, instead of stacks that grow.
+    in_turn : bool
+        Whether the threads of a block run one after the other from one place where they wait to the next, as on the CPU. Else
+        they run at the same time, and wait once more where one would bring back what another still stores.
     returns : bool
         Whether the function returns the gradients of the active scalars. Else it adds them to arrays, which it takes in the order
         of the parameters.
@@ -155,7 +160,7 @@ def reverse(
     KernelUnsupportedError
         If the gradient would not be exact; the message shows where, and what to do.
     """
-    made = _Reverse(program, wanted, apart, slots, bounded, restores, left)
+    made = _Reverse(program, wanted, apart, slots, bounded, restores, left, in_turn)
     made.keep(kept)
     made.freshen(fresh)
     return made.run(name, returns=returns)
@@ -172,6 +177,7 @@ class _Reverse(LoopReversal):
         """Write everything."""
         body = self.program.body
         self._forward(body, self.needs.values, save=True)
+        self._turn(body)
         scalars = [p for p in self._wanted if isinstance(p.item, Value)]
         self._reverse(body)
         self._fill()
@@ -331,8 +337,37 @@ class _Reverse(LoopReversal):
             self._add(op.value, adjoint, lasting=False)
             self._overwritten(op, ADJOINT + op.value.name if alone else None)
         if self.needs.is_undone(op):
-            with self._undoing(op):
-                self.lines.add(f"{element(op.array.name, op.index)} = {self._old(op)}")
+            self._undo_store(op)
+
+    def _undo_store(self, op: Store) -> None:
+        """Bring back what a store overwrote: of several threads that stored the same, those that found it there do nothing."""
+        old, place = self._old(op), element(op.array.name, op.index)
+        if op not in self._alike:
+            self.lines.add(f"{place} = {old}")
+            return
+        parts = [*self._parts_of(op, before=True)]
+        if self.in_turn:
+            with self.lines.block(f"if {' or '.join(f'_nb_differs({found}, {new})' for *_, found, new in parts)}:"):
+                self.lines.add(f"{place} = {old}")
+            return
+        for memory, index, found, new in parts:
+            with self.lines.block(f"if _nb_differs({found}, {new}):"):
+                self.lines.add(f"{memory}[{index}] = {found}")
+
+    def _turn(self, region: Region) -> None:
+        """Wait between what runs forward once more and its reverse, if threads store alike there after they waited last.
+
+        Else one thread would bring back an element which another, that has found the number there already, then stores again.
+        """
+        if self.in_turn or not any(isinstance(op, Meet) and op.of_block for op in walk(region)):
+            return
+        for op in reversed(region):
+            if isinstance(op, Meet) and op.of_block:
+                return
+            stores = [inner for inner in nested([op]) if isinstance(inner, Store)]
+            if any(inner in self._alike and self.needs.is_undone(inner) for inner in stores):
+                self.lines.add(meeting("syncthreads"))
+                return
 
     def _reverse_atomic(self, op: Atomic) -> None:
         adjoint = element(ADJOINT + op.array.name, op.index)

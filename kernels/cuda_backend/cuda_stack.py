@@ -18,7 +18,7 @@ from numba import cuda, types
 from numba.cuda import cgutils
 from numba.cuda.extending import intrinsic
 
-from numbridge.kernels.cuda_backend.cuda_intrinsics import element_pointer
+from numbridge.kernels.cuda_backend.cuda_intrinsics import differs, element_pointer, moved
 from numbridge.kernels.cuda_backend.stack_layout import ENTRY, GROUP
 
 __all__ = ["STACK"]
@@ -198,6 +198,29 @@ def remember(log: Any, array: Any, index: Any) -> None:
     _note(_grow(log, 2), array, index)
 
 
+@intrinsic
+def _address_of(typing_context: Any, array: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(element_pointer(context, builder, signature.args, arguments), _WORD)
+
+    return types.int64(array, index), generate
+
+
+@cuda.jit(device=True)
+def remember_other(log: Any, array: Any, index: Any, value: Any) -> Any:
+    """Put an element's address and contents on a stack if it holds another number than `value`; return whether it does.
+
+    It is read once: other threads may be storing that number there.
+    """
+    found = array[index]
+    if not differs(found, value):
+        return False
+    top, address = _grow(log, 2), _address_of(array, index)
+    _put(top, address)
+    moved(array, top + _ROW - address)[index] = found
+    return True
+
+
 @cuda.jit(device=True)
 def undo(log: Any, array: Any, mark: Any) -> None:
     """Bring back everything that was remembered since a stack was as high as `mark`."""
@@ -221,6 +244,7 @@ STACK = {
     "_nb_stack_pop": pop,
     "_nb_stack_height": height,
     "_nb_stack_remember": remember,
+    "_nb_stack_remember_other": remember_other,
     "_nb_stack_undo": undo,
     "_nb_stack_measured": measured,
 }

@@ -16,6 +16,7 @@ from numba import cuda
 
 import numbridge as nb
 from block_adjoint_as_python import check as check_thread_by_thread
+from block_adjoint_as_python import check_text
 from block_gradient_cases import (
     CASES,
     ON_CUDA,
@@ -63,6 +64,35 @@ def test_random_programs_thread_by_thread():
             text, stacks = found
             checked.update(kernels=1, stacks=stacks > 0, intervals=INTERVALS in text, alike="_nb_differs" in text)
     assert min(checked[what] for what in ("stacks", "intervals", "alike")) >= 8, checked
+
+
+ALIKE = """def generated(x, y, e, n):
+    t, i, k = cuda.threadIdx.x, cuda.grid(1), 1
+    total = x[i]
+    s = cuda.shared.array(6, float64)
+    s[t] = x[t]
+    cuda.syncthreads()
+    for k in range(n):
+        cuda.syncthreads()
+        total = 0.9 * total + math.sin(s[0] * total)
+        cuda.syncthreads()
+        {}
+    cuda.syncthreads()
+    y[i] = total * s[0]
+"""
+STORED_ALIKE = {
+    "by all": "s[0] = x[1] * (k + 1)",
+    "by some": "if t < 4: s[0] = x[1] * (k + 1)",
+    "in each trip of a loop of their own": "for j in range(3): s[0] = x[2]",
+    "in memory that is logged": "e[3] = math.sin(x[2]); cuda.syncthreads(); total += e[3]",
+}
+
+
+@pytest.mark.parametrize("store", STORED_ALIKE.values(), ids=STORED_ALIKE)
+def test_threads_that_store_alike_bring_back_what_was_there(store):
+    """In whatever order they take their steps: one must not store the number again that another has just undone."""
+    for seed in (3, 5, 11):
+        assert check_text(ALIKE.format(store), seed) is not None
 
 
 @pytest.fixture
