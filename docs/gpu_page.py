@@ -213,6 +213,24 @@ def _tests(tests: Mapping[str, Any]) -> Iterator[str]:
     if tests.get("failures"):
         yield "What failed, and said:\n"
         yield "".join(_failures(tests["failures"]))
+    yield from _sanitizers(tests)
+
+
+def _sanitizers(tests: Mapping[str, Any]) -> Iterator[str]:
+    """Say what compute-sanitizer's tools have looked at, and what they reported."""
+    found = tests.get("sanitizers", {})
+    if not found:
+        yield f"`compute-sanitizer` is {NOT_YET_RUN} here.\n"
+    for tool, facts in found.items():
+        ran = facts["tests"] - facts["not run"]
+        reports = [f"{count} times `{what}`" for what, count in facts["reports"].items()]
+        failed = f", of which {len(facts['failures'])} failed or took too long there" if facts["failures"] else ""
+        yield (
+            f"`compute-sanitizer --tool {tool}` looked at {ran} of {_count(facts['tests'], 'test')}{failed}, and reported "
+            f"{'; '.join(reports) if reports else 'nothing'}.\n"
+        )
+        if facts["failures"]:
+            yield "".join(_failures(facts["failures"]))
 
 
 def _versions(facts: Mapping[str, Any]) -> str:

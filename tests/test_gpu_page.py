@@ -26,6 +26,15 @@ FACTS: dict[str, Any] = {
             "tests/gpu/test_gone.py": {"tests": 1, "not run": 0, "passed": 1},
         },
         "failures": FAILED,
+        "sanitizers": {
+            "memcheck": {"tests": 9, "not run": 2, "failures": {}, "reports": {}},
+            "racecheck": {
+                "tests": 3,
+                "not run": 0,
+                "failures": {"test_a.py::test_b": "lost"},
+                "reports": {"Warning: a|b": 2},
+            },
+        },
     },
     "rows": [
         {"work": SAXPY, "against": name, "ours": 10.0, "theirs": theirs, "unit": "us"}
@@ -123,6 +132,9 @@ def test_tests_of_each_file_and_what_failed(gpu_page: Any) -> None:
     assert found["`test_kernels.py`"][2] == "not yet run"
     assert "10 tests, of which 6 passed, 2 failed and 2 not run." in text
     assert r"- `test_arrays.py::test_pairs` (0-a\_b, 1-a\_b): ValueError: a\|b" in text
+    assert "`compute-sanitizer --tool memcheck` looked at 7 of 9 tests, and reported nothing." in text
+    assert "looked at 3 of 3 tests, of which 1 failed or took too long there, and reported 2 times" in text
+    assert "- `test_a.py::test_b`: lost" in text and "`compute-sanitizer` is not yet run here." in gpu_page.page([])
 
 
 def test_each_gpu_has_its_part(gpu_page: Any, tmp_path: Path) -> None:

@@ -115,6 +115,29 @@ def test_what_tests_have_come_to_since_is_written_down_alone(bench, tmp_path, mo
     assert found["rows"] == [1] and found["tests"]["files"] == {"a.py": {"tests": 3, "not run": 3}}
 
 
+REPORTS = """========= COMPUTE-SANITIZER
+..========= Invalid __global__ read of size 4 bytes
+========= Invalid __global__ read of size 4 bytes
+=========     at kernel+0x10
+========= Warning: Race reported between Read access at kernel+0x20
+=========     and Write access at kernel+0x30
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_what_compute_sanitizer_reports_is_written_down(bench, tmp_path):
+    (tmp_path / "memcheck.txt").write_text(REPORTS)
+    lines = [{"collected": {"a.py": 2}}, {"test": "a.py::test_one", "outcome": "failed", "seconds": 1, "said": "no"}]
+    (tmp_path / "memcheck.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "racecheck.txt").write_text("========= COMPUTE-SANITIZER\n")
+    (tmp_path / "racecheck.jsonl").write_text("")
+    reports = {"Invalid __global__ read of size 4 bytes": 2, "Warning: Race reported between Read access": 1}
+    assert bench.sanitizers(tmp_path) == {
+        "memcheck": {"tests": 2, "not run": 1, "failures": {"a.py::test_one": "no"}, "reports": reports},
+        "racecheck": {"tests": 0, "not run": 0, "failures": {}, "reports": {}},
+    }
+
+
 def nothing():
     pass
 

@@ -115,7 +115,7 @@ def empty_kernels():
     """Return the handles of empty kernels of three arrays.
 
     Ours, which has only its dimension, as a CUkernel, and as the CUfunction that this is in the current context; and CuPy's
-    CUfunction, which has three pointers.
+    CUfunction, which has three pointers. What a kernel's parameters are, only a CUfunction is asked.
     """
     import cupy
     from cuda.bindings import driver
@@ -130,10 +130,10 @@ def empty_kernels():
     return kernel, int(function), cupy.RawKernel(EMPTY_C, "empty").kernel.ptr
 
 
-def bare_launch(handle, *, in_one_piece=False):
+def bare_launch(handle, *, in_one_piece=0):
     """Return a call that does nothing but cuLaunchKernel of an empty kernel, so many times, from compiled code.
 
-    The driver is given where each parameter lies, or all of them in one piece of memory, laid out as the kernel has them.
+    The driver is given where each parameter lies, or all of them in one piece of so many bytes, laid out as the kernel has them.
     """
     import ctypes
 
@@ -145,7 +145,7 @@ def bare_launch(handle, *, in_one_piece=False):
     call = indirect(types.int32, 11)
     number = ctypes.c_int64()
     places = (ctypes.c_void_p * 64)(*[ctypes.addressof(number)] * 64)
-    size, buffer = ctypes.c_size_t(parameter_bytes(handle) if in_one_piece else 0), (ctypes.c_char * 4096)()
+    size, buffer = ctypes.c_size_t(in_one_piece), (ctypes.c_char * 4096)()
     # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END
     pieces = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
     one, other = (0, ctypes.addressof(pieces)) if in_one_piece else (ctypes.addressof(places), 0)
@@ -160,15 +160,15 @@ def bare_launch(handle, *, in_one_piece=False):
     return many.ctypes, (number, places, size, buffer, pieces)
 
 
-def parameter_bytes(handle):
-    """Return the size of all parameters of a kernel, as it has them in memory."""
+def parameter_bytes(function):
+    """Return the size of all parameters of a CUfunction, as it has them in memory."""
     import ctypes
 
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
     ask = kind(cuda_driver.driver().address("cuFuncGetParamInfo"))
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     total = count = 0
-    while ask(handle, count, ctypes.byref(offset), ctypes.byref(size)) == 0:
+    while ask(function, count, ctypes.byref(offset), ctypes.byref(size)) == 0:
         total, count = offset.value + size.value, count + 1
     return total
 
@@ -186,7 +186,7 @@ def bare_microseconds():
     ours, function, pointers = empty_kernels()
     launches = {
         "bare cuLaunchKernel": bare_launch(ours),
-        "bare, parameters in one piece": bare_launch(ours, in_one_piece=True),
+        "bare, parameters in one piece": bare_launch(ours, in_one_piece=parameter_bytes(function)),
         "bare, of its CUfunction": bare_launch(function),
         "bare, of RawKernel's": bare_launch(pointers),
     }
@@ -195,7 +195,8 @@ def bare_microseconds():
         for name, (many, _) in launches.items():
             torch.cuda.synchronize()
             start = time.perf_counter()
-            assert many(LAUNCHES) == 0
+            failed = many(LAUNCHES)
+            assert failed == 0, f"{name}: CUresults of {LAUNCHES} launches add up to {failed}"
             found[name].append((time.perf_counter() - start) / LAUNCHES * 1e6)
     torch.cuda.synchronize()
     return {name: statistics.median(times) for name, times in found.items()}
@@ -250,12 +251,14 @@ def outcomes(path: Path) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
 def sanitizers(folder: Path) -> dict[str, dict[str, object]]:
     """Return what compute-sanitizer's tools looked at, and how often they reported what.
 
-    What they report begins with a line that is not indented, after equals signs: an error, a race, or that they ended early.
+    What they report begins with a line that is not indented, after equals signs: an error, a race, or that they ended early;
+    where it happened follows, and stays in the log.
     """
     found = {}
     for path in sorted(folder.glob("*check.txt")):
-        said = re.findall(r"^=========\s(\S.*)$", path.read_text(errors="replace"), re.MULTILINE)
+        said = re.findall(r"========= (\S.*)$", path.read_text(errors="replace"), re.MULTILINE)
         said = [line for line in said if "COMPUTE-SANITIZER" not in line and " SUMMARY: " not in line]
+        said = [line.partition(" at ")[0] for line in said]
         files, failures = outcomes(path.with_suffix(".jsonl"))
         found[path.stem] = {
             "tests": sum(counts["tests"] for counts in files.values()),
