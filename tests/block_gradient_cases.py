@@ -843,6 +843,27 @@ def rows_and_columns(x, y, line):
 
 
 @nb.kernel
+def types_alike(x, y, n):
+    """Threads store flags, small numbers and matrices alike, at the end of each trip."""
+    flags, counts = cuda.shared.array(4, np.bool_), cuda.shared.array(4, np.int8)
+    turned = cuda.shared.array(4, nb.mat22d)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    if t < 4:
+        flags[t], counts[t] = x[t] > 0.5, np.int8(4 * x[t])
+        turned[t] = nb.mat22d(x[t], 0.5, 0.2, x[t + 4])
+    cuda.syncthreads()
+    a = x[i]
+    for k in range(n):
+        cuda.syncthreads()
+        a = 0.9 * a + math.sin(a * turned[k % 4][1, 1]) + (0.3 if flags[k % 4] else 0.1 * counts[k % 4])
+        cuda.syncthreads()
+        flags[(k + 1) % 4], counts[(k + 1) % 4] = x[1] * (k + 1) > 0.7, np.int8(3 * x[2] + k)
+        turned[(k + 1) % 4] = nb.mat22d(0.1, x[k], 0.4, x[1] * (k + 1))
+    cuda.syncthreads()
+    y[i] = a * turned[1][0, 1] + turned[2][1, 1] * counts[3]
+
+
+@nb.kernel
 def vectors_alike(x: nb.array[nb.vec3d], y: nb.array[nb.vec3d], sums: nb.array[nb.vec3d], n):
     """Halves of a block store the same vectors, one of which changes in part only."""
     shared = cuda.shared.array(16, nb.vec3d)
@@ -925,6 +946,7 @@ CASES: list[Case] = [
     (all_store_alike, 32, 16, [uniform(32), zeros(32), uniform(2, 2), 3]),
     (memory_of_each_type, 32, 16, [uniform(32), zeros(32), 3]),
     (overwritten_alike, 32, 16, [uniform(32), zeros(32), 3]),
+    (types_alike, 32, 16, [uniform(32), zeros(32), 3]),
     (rows_and_columns, 128, 64, [uniform(128), zeros(128), uniform(2, 64)]),
     (vectors_alike, 32, 32, [uniform(32, 3), zeros(32, 3), uniform(2, 3), 2]),
     (vectors_alike_in_turn, 32, 32, [uniform(32, 3), zeros(32, 3), uniform(2, 3), 2]),
