@@ -25,6 +25,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 # What a row compares with that is nobody else: the same in other words, or a part of the work.
 NO_CONTESTANTS = (
     "numbridge, one id after the other",
+    "numbridge, of cupy arrays",
     "a copy, which moves 2/3 of it",
     "a copy, which moves as much",
     "bare cuLaunchKernel",

@@ -145,12 +145,17 @@ def _cupy_sum() -> Contestants:
     }
 
 
+_OF_CUPY = "numbridge, of cupy arrays"
+
+
 def _torch_launch() -> Contestants:
     import torch
 
-    tensors = [torch.ones(16, device="cuda") for _ in range(5)]
+    tensors, arrays = [torch.ones(16, device="cuda") for _ in range(5)], [cupy().ones(16, np.float32) for _ in range(5)]
     found: dict[str, Callable[[], object]] = {
         "numbridge": functools.partial(_EMPTY[5].forall(BLOCK), *tensors),
+        # The same without what torch is asked: where its tensors lie, and on which stream it works
+        _OF_CUPY: functools.partial(_EMPTY[5].forall(BLOCK), *arrays),
         "numba.cuda": functools.partial(_numba_empty(5), *tensors),
     }
     if is_there("triton"):
