@@ -45,6 +45,13 @@ def _remember(log: Stack, array: Any, index: Any) -> None:
     log.push((index, array[index]))
 
 
+def _remember_other(log: Stack, array: Any, index: Any, value: Any) -> bool:
+    differs = bool(RUNTIME["_nb_differs"](array[index], value))
+    if differs:
+        _remember(log, array, index)
+    return differs
+
+
 def _undo(log: Stack, array: Any, mark: int) -> None:
     while len(log) > mark:
         index, value = log.pop()
@@ -101,6 +108,7 @@ RUNTIME: dict[str, Any] = {
     "_nb_stack_push": lambda stack, value: stack.push(value),
     "_nb_stack_pop": lambda stack, like: stack.pop(),
     "_nb_stack_remember": _remember,
+    "_nb_stack_remember_other": _remember_other,
     "_nb_stack_undo": _undo,
 }
 
