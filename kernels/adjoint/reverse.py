@@ -150,7 +150,7 @@ def reverse(
         Whether the function is given the memory of its stacks, as last parameters, instead of stacks that grow.
     in_turn : bool
         Whether the threads of a block run one after the other from one place where they wait to the next, as on the CPU. Else
-        they run at the same time, and wait once more where one would bring back what another still stores.
+        they run at the same time, and wait once more where one would bring back what another may still read.
     returns : bool
         Whether the function returns the gradients of the active scalars. Else it adds them to arrays, which it takes in the order
         of the parameters.
@@ -357,7 +357,7 @@ class _Reverse(LoopReversal):
     def _turn(self, region: Region) -> None:
         """Wait between what runs forward once more and its reverse, if threads store alike there after they waited last.
 
-        Else one thread would bring back an element which another, that has found the number there already, then stores again.
+        Else one thread would bring back an element that another, which has stored the same there, has yet to read.
         """
         if self.in_turn or not any(isinstance(op, Meet) and op.of_block for op in walk(region)):
             return

@@ -29,11 +29,14 @@ export XLA_PYTHON_CLIENT_PREALLOCATE=false
 # Where NVVM lies if no wheel brought it.
 nvcc="$(command -v nvcc)" && export CUDA_HOME="${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$nvcc")")")}"
 
+# skipped NAME: whether a step is to be left out.
+skipped() { [[ " ${NUMBRIDGE_GPU_SKIP:-} " == *" $1 "* ]]; }
+
 # step NAME LIMIT COMMAND...: run it for LIMIT seconds at most, or for what is left, and note what it came to.
 step() {
     local name=$1 limit=$2 left=$((budget - SECONDS)) start=$SECONDS status=124 outcome
     shift 2
-    [[ " ${NUMBRIDGE_GPU_SKIP:-} " != *" $name "* ]] || return 0
+    skipped "$name" && return 0
     ((limit < left)) || limit=$left
     if ((limit > 9)); then
         echo "== $name, $limit s at most"
@@ -59,6 +62,8 @@ sanitized() {
     local tool=$1 port=$2 limit=$3 options=()
     shift 3
     while [[ $1 != -- ]]; do options+=("$1") && shift; done
+    # What has no file has not run.
+    skipped "$tool" && return 0
     : >"$out/$tool.jsonl"
     NUMBRIDGE_GPU_RESULTS="$out/$tool.jsonl" NUMBRIDGE_GPU_TEST_SECONDS=150 step "$tool" "$limit" \
         compute-sanitizer --tool "$tool" --target-processes all --max-connections 200 --port "$port" "${options[@]}" \
@@ -89,7 +94,7 @@ for name in asked_dims.py::test_functions_that_python_runs_each_time callback.py
 done
 
 main() {
-    local failed=0 running=() job many
+    local failed=0 running=() job log many
     many=$(workers 12)
     timeout 20 nvidia-smi
     timeout 30 "$python" -m pip list 2>/dev/null | grep -iE "^(.*cuda|numba|llvmlite|nvidia|torch|triton|cupy|jax|numpy|pytest)"
@@ -119,7 +124,7 @@ main() {
         running+=($!)
     fi
     for job in "${running[@]}"; do wait "$job" || failed=1; done
-    for job in "$site/others.txt" "$out"/*check.txt; do [[ ! -e $job ]] || cat "$job"; done
+    for log in "$site/others.txt" "$out"/*check.txt; do [[ ! -e $log ]] || cat "$log"; done
     ((budget += 20))
     step report 30 "$python" tests/gpu/bench.py --tests --out "$out" || failed=1
     cat "$site/outcomes" && echo
@@ -127,5 +132,6 @@ main() {
 }
 
 : >"$NUMBRIDGE_GPU_RESULTS"
+rm -f "$out"/*check.txt "$out"/*check.jsonl
 main 2>&1 | tee "$out/log.txt"
 exit "${PIPESTATUS[0]}"
