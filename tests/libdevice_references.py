@@ -553,8 +553,7 @@ def reference(name: str) -> Reference:
     if base in _PARTS:
         return Reference(_PARTS[base])
     if base in _MATHEMATICAL:
-        # That of the C library, which some processes have called, is off by 1.16; 1.5 are documented.
-        return Reference(_MATHEMATICAL[base], within=4 if not single else 1.5 if base == "tanh" else 1.1)
+        return Reference(_MATHEMATICAL[base], within=1.1 if single else 4)
     if base == "sincospi":
         sine, cosine = _stored("sinpi"), _stored("cospi")
         return Reference(lambda x: (sine(x), cosine(x)), within=1.1 if single else 2)

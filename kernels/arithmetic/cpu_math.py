@@ -18,6 +18,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from numba import types
 from numba.core import config
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from numbridge.kernels.arithmetic import double_math
@@ -30,21 +31,33 @@ _NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in _ALL if na
 
 
 def _typed(typing_context: Any, name: str, plain: Any, arguments: tuple[Any, ...], *, alone: bool) -> Any:
-    """Return the signature of a call, and what generates its code."""
-    if name in FUNCTIONS and all(types.unliteral(kind) == types.float32 for kind in arguments):
-        return types.float32(*arguments), functools.partial(_generate, evaluate, name)
-    doubles = double_math.FUNCTIONS.keys() - (double_math.SLOW_ALONE if alone else ())
-    if name in doubles and all(types.unliteral(kind) == types.float64 for kind in arguments):
-        return types.float64(*arguments), functools.partial(_generate, double_math.evaluate, name)
+    """Return the signature of a call, and what generates its code.
+
+    Numba tells calls apart by what arguments are converted to, such as halves to float32, and keeps one code for each of these.
+    """
+    found = _own(name, arguments, alone=alone)
+    if found is not None:
+        return found
     kind = typing_context.resolve_value_type(plain)
-    found = typing_context.resolve_function_type(kind, arguments, {})
-    if found is None:
+    resolved = typing_context.resolve_function_type(kind, arguments, {})
+    if resolved is None:
         return None
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return context.get_function(kind, found)(builder, values)
+        return context.get_function(kind, resolved)(builder, values)
 
-    return found.return_type(*found.args), generate
+    return _own(name, resolved.args, alone=alone) or (resolved.return_type(*resolved.args), generate)
+
+
+def _own(name: str, arguments: tuple[Any, ...], *, alone: bool) -> Any:
+    """Return the signature of a call that is arithmetic, and what generates its code; None where a library is called."""
+    kinds = {types.unliteral(kind) for kind in arguments}
+    if name in FUNCTIONS and kinds == {types.float32}:
+        return types.float32(*arguments), functools.partial(_generate, evaluate, name)
+    doubles = double_math.FUNCTIONS.keys() - (double_math.SLOW_ALONE if alone else ())
+    if name in doubles and kinds == {types.float64}:
+        return types.float64(*arguments), functools.partial(_generate, double_math.evaluate, name)
+    return None
 
 
 def _generate(append: Any, name: str, context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -143,8 +156,10 @@ def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
     if isinstance(function, type):
         return False
     if function in _replacements(alone=False).values():
-        found = {types.unliteral(kind) for kind in kinds}
-        return len(found) > 1 or function not in _arithmetic(*found)
+        known = cpu_target.typing_context
+        signature = known.resolve_function_type(known.resolve_value_type(function), tuple(kinds), {})
+        found = set(signature.args) if signature is not None else set()
+        return len(found) != 1 or function not in _arithmetic(*found)
     return _is_mathematical(function) and not is_few_instructions(function)
 
 

@@ -210,6 +210,23 @@ def test_only_a_loop_that_waits_for_each_result_calls_the_library(monkeypatch):
     assert [b"cosf" in b"".join(compiled.objects) for compiled in of_the_cpu] == [True, False, False]
 
 
+@pytest.mark.parametrize("dtype", [np.float16, nb.bfloat16])
+def test_numbers_of_16_bits_take_the_arithmetic_of_float32_and_leave_it_as_it_was(monkeypatch, dtype):
+    made = []
+    monkeypatch.setattr(
+        variant, "compiled_or_stored", lambda key, compiled: (made.append(compiled()) or made[-1], False)
+    )
+    results = []
+    # Numba converts these numbers to float32, which asks for a code for the same types of arguments.
+    for kind in (np.float32, dtype, np.float32):
+        x = np.linspace(-2, 2, 50).astype(kind)
+        out = np.zeros(50, np.float32)
+        launch(nb.kernel(straight.function), 50, [x, out])
+        results.append(ulps(out, np.cos(x.astype(np.float64))).max())
+    assert not any(b"cosf" in b"".join(compiled.objects) for compiled in made if "ptx" not in compiled.facts)
+    assert max(results) < 0.52
+
+
 @nb.kernel
 def other_types(x, n, out):
     i = nb.tid()
