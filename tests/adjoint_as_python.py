@@ -45,11 +45,15 @@ def _remember(log: Stack, array: Any, index: Any) -> None:
     log.push((index, array[index]))
 
 
-def _remember_other(log: Stack, array: Any, index: Any, value: Any) -> bool:
-    differs = bool(RUNTIME["_nb_differs"](array[index], value))
-    if differs:
+def _remember_other(log: Stack, array: Any, index: Any, value: Any) -> None:
+    if RUNTIME["_nb_differs"](array[index], value):
         _remember(log, array, index)
-    return differs
+    array[index] = value
+
+
+def _exchanged(array: Any, index: Any, value: Any) -> Any:
+    found, array[index] = array[index], value
+    return found
 
 
 def _undo(log: Stack, array: Any, mark: int) -> None:
@@ -109,7 +113,9 @@ RUNTIME: dict[str, Any] = {
     "_nb_stack_pop": lambda stack, like: stack.pop(),
     "_nb_stack_remember": _remember,
     "_nb_stack_remember_other": _remember_other,
+    "_nb_exchanged": _exchanged,
     "_nb_stack_undo": _undo,
+    "_nb_stack_undo_among_others": _undo,
 }
 
 

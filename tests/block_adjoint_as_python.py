@@ -49,7 +49,7 @@ class Memory:
         place = tuple(int(k) % n for k, n in zip(place, self.shape, strict=True))
         noted = self._touched.setdefault(place, [])
         for thread, other, stored in noted:
-            alike = how == other and (how in ("load", "atomic", "guarded") or (how == "store" and value == stored))
+            alike = how == other and (how in ("load", "atomic") or (how == "store" and value == stored))
             if thread != self.thread and not alike:
                 raise RaceError(f"element {place}: {other} by thread {thread}, {how} by thread {self.thread}")
         noted.append((self.thread, how, value))
@@ -60,11 +60,6 @@ class Memory:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.touch(index, "store", float(value))
-        self.array[index] = value
-
-    def guarded(self, index: Any, value: Any) -> None:
-        """Store what differs from what lay there: a number that others store as well, or what it took the place of."""
-        self.touch(index, "guarded")
         self.array[index] = value
 
     def add(self, index: Any, value: Any) -> None:
@@ -78,10 +73,6 @@ class Memory:
         held = self.array[index]
         self.array[index] = value
         return held
-
-    def peek(self, index: Any) -> Any:
-        """Return what an element holds, which another thread may be replacing by what this one is about to store."""
-        return self.array[index]
 
 
 class _AsThread(ast.NodeTransformer):
@@ -98,66 +89,36 @@ class _AsThread(ast.NodeTransformer):
         node.body[:0] = ast.parse("if False:\n    yield").body
         return node
 
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        self.generic_visit(node)
-        target = node.targets[0]
-        if isinstance(target, ast.Name) and target.id.startswith("_nb_old_") and isinstance(node.value, ast.Subscript):
-            node.value = _peeked(node.value)
-        return node
-
-    def visit_If(self, node: ast.If) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.test, ast.Call) and ast.unparse(node.test.func) in (
-            "_nb_differs",
-            "_nb_stack_remember_other",
-        ):
-            node.body = [_guarded(line) if isinstance(line, ast.Assign) else line for line in node.body]
-        return node
-
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if not isinstance(node.func, ast.Name):
             return node
-        if node.func.id == "_nb_differs" and isinstance(node.args[0], ast.Subscript):
-            node.args[0] = _peeked(node.args[0])
         if node.func.id.startswith("_nb_block_"):
             operation = ast.Constant(node.func.id.removeprefix("_nb_block_"))
             return ast.Yield(ast.Tuple([operation, ast.Tuple(node.args[2:], ast.Load())], ast.Load()))
         return node
 
 
-def _peeked(element: ast.Subscript) -> ast.Call:
-    return ast.Call(ast.Attribute(element.value, "peek", ast.Load()), [element.slice], [])
-
-
 def _in_steps(body: list[ast.stmt]) -> list[ast.stmt]:
     return [line for statement in body for line in (*ast.parse(f"yield {_STEP!r}, ()").body, statement)]
 
 
-def _guarded(line: ast.Assign) -> ast.Expr:
-    target = line.targets[0]
-    assert isinstance(target, ast.Subscript)
-    return ast.Expr(ast.Call(ast.Attribute(target.value, "guarded", ast.Load()), [target.slice, line.value], []))
-
-
-def _peek(array: Any, index: Any) -> Any:
-    return array.peek(index) if isinstance(array, Memory) else array[index]
-
-
-def _remember(log: Stack, array: Any, index: Any) -> None:
-    log.push((index, _peek(array, index)))
-
-
-def _remember_other(log: Stack, array: Any, index: Any, value: Any) -> bool:
-    found = _peek(array, index)
+def _remember_other(log: Stack, array: Any, index: Any, value: Any) -> None:
+    found = _exchanged(array, index, value)
     if found != value:
         log.push((index, found))
-    return bool(found != value)
 
 
-def _undo(log: Stack, array: Any, height: int) -> None:
+def _undo_among_others(log: Stack, array: Any, height: int) -> None:
     while len(log) > height:
-        (array.guarded if isinstance(array, Memory) else array.__setitem__)(*log.pop())
+        _exchanged(array, *log.pop())
+
+
+def _exchanged(array: Any, index: Any, value: Any) -> Any:
+    if isinstance(array, Memory):
+        return array.exchange(index, value)
+    found, array[index] = array[index], value
+    return found
 
 
 _ANSWERS: dict[str, Callable[[list[Any]], Any]] = {
@@ -178,9 +139,10 @@ def run(
     def of_block(crew: Any, place: Any, given: Any, shape: Any, dtype: Any) -> Memory:
         return shared.setdefault(place, Memory(np.full(shape, 77.0)))
 
-    names = {**program.namespace, **RUNTIME, "math": math, "_nb_shared": of_block, "_nb_stack_remember": _remember}
+    names = {**program.namespace, **RUNTIME, "math": math, "_nb_shared": of_block}
     names |= {"_nb_add": Memory.add, "_nb_add_in_block": Memory.add, "_nb_atomic_exch": Memory.exchange}
-    names |= {"_nb_stack_undo": _undo, "_nb_stack_remember_other": _remember_other}
+    names |= {"_nb_exchanged": _exchanged, "_nb_stack_remember_other": _remember_other}
+    names["_nb_stack_undo_among_others"] = _undo_among_others
     exec(compile(ast.fix_missing_locations(_AsThread().visit(ast.parse(text))), name, "exec"), names)
     extents = {"_nb_b0": THREADS, "_nb_b1": 1, "_nb_b2": 1, "_nb_g0": 1}
     hidden = [value.name for value in program.hidden]

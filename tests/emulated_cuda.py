@@ -30,8 +30,8 @@ def is_emulated() -> bool:
 class Emulation:
     """What launches, copies and allocations on the emulated devices come to; `printed` is what kernels print."""
 
-    def __init__(self, driver: FakeDriver) -> None:
-        self._driver = driver
+    def __init__(self, driver: FakeDriver, *, races: bool = False) -> None:
+        self._driver, self._races = driver, races
         self._memory: dict[int, tuple[int, bool, Any]] = {}
         self.errors: list[Exception] = []
         self.printed: list[str] = []
@@ -83,17 +83,21 @@ class Emulation:
     def _launch(self, launched: Launched) -> None:
         ready = self._machine(*self._driver.loaded[launched.kernel])
         memory = [(begin, end, free) for begin, (end, free, _) in self._memory.items()]
-        ready.run(launched.grid, launched.block, launched.parameters, memory, self.printed.append, launched.shared)
+        show, races = self.printed.append, self._races
+        ready.run(launched.grid, launched.block, launched.parameters, memory, show, launched.shared, races)
 
     def _machine(self, cubin: bytes, symbol: str) -> Machine:
         return machine(PTX[cubin], symbol)
 
 
 @contextlib.contextmanager
-def emulated_cuda() -> Iterator[Emulation]:
-    """Let this process have CUDA devices whose kernels run, within a ``with`` block; what goes wrong in one is raised."""
+def emulated_cuda(*, races: bool = True) -> Iterator[Emulation]:
+    """Let this process have CUDA devices whose kernels run, within a ``with`` block; what goes wrong in one is raised.
+
+    With `races`, so is an access of a thread to what another of its block accesses at the same time, or in no certain order.
+    """
     with fake_cuda() as fake:
-        fake.emulation = Emulation(fake)
+        fake.emulation = Emulation(fake, races=races)
         _running.append(fake.emulation)
         try:
             yield fake.emulation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 
@@ -10,12 +11,13 @@ import pytest
 
 from ptx_emulator.execution import BadAccessError, Machine
 from ptx_emulator.meetings import MeetingError
+from ptx_emulator.races import RaceError
 
 HEAD = ".version 9.0\n.target sm_90\n.address_size 64\n"
 ONES = 0xFFFFFFFF
 
 
-def run(body, words, *, results=1, block=(1, 1, 1), grid=(1, 1, 1)):
+def run(body, words, *, results=1, block=(1, 1, 1), grid=(1, 1, 1), races=False):
     """Run a body of which ``%a`` to ``%d`` are 64-bit words, and return the words that it stores at ``[%out]``."""
     text = (
         f"{HEAD}.visible .entry k(.param .u64 p0, .param .u64 p1)\n{{\n"
@@ -29,7 +31,7 @@ def run(body, words, *, results=1, block=(1, 1, 1), grid=(1, 1, 1)):
     out = np.zeros(results, np.uint64)
     places = [array.ctypes.data.to_bytes(8, "little") for array in (given, out)]
     memory = [(array.ctypes.data, array.ctypes.data + array.nbytes, True) for array in (given, out)]
-    Machine(text, "k").run(grid, block, places, memory)
+    Machine(text, "k").run(grid, block, places, memory, races=races)
     return [int(word) for word in out]
 
 
@@ -212,10 +214,10 @@ def test_every_thread_has_its_place():
 PLACE = """mov.u32 %r5, %tid.x; mul.wide.u32 %x7, %r5, 8; add.s64 %x7, %out, %x7;"""
 
 
-def run_block(body, threads, words=(), setup=""):
+def run_block(body, threads, words=(), setup="", *, races=False):
     """Run a body with as many threads, and return the %r6 that each is left with."""
     text = f"{setup} {PLACE} mov.u32 %r6, 777; {body}\ncvt.u64.u32 %x6, %r6; st.global.u64 [%x7], %x6;"
-    return run(text, words, results=threads, block=(threads, 1, 1))
+    return run(text, words, results=threads, block=(threads, 1, 1), races=races)
 
 
 def _sources(mode, b, c, lanes=range(32)):
@@ -372,6 +374,61 @@ def test_a_wrong_access_is_told_before_who_waits_for_whom():
     body = f"{LOW} bar.warp.sync -1; bra both; low: ld.global.u64 %x1, [%in+32]; bar.warp.sync 1; both:"
     with pytest.raises(BadAccessError, match="reads 8 bytes"):
         run_block(body, 40)
+
+
+BARRIERS = ["", "bar.sync 0;", "bar.warp.sync -1;", "shfl.sync.idx.b32 %r6, %r5, 0, 31, -1;"]
+# The word of the next thread is at %x5.
+NEXT = "xor.b32 %r7, %r5, 1; mul.wide.u32 %x5, %r7, 8; add.s64 %x5, %out, %x5;"
+# Accesses, and which barriers between them order them
+RACES = {
+    f"{NEXT} st.global.u64 [%x7], 5; {{}} ld.global.u64 %x4, [%x5];": BARRIERS[1:],
+    f"{NEXT} ld.global.u64 %x4, [%x5]; {{}} st.global.u64 [%x7], 5;": BARRIERS[1:],
+    "atom.global.add.u32 %r6, [%out], 1; {} st.global.u32 [%out], 7;": BARRIERS[1:],
+    "cvt.u64.u32 %x4, %r5; st.global.u64 [%out], %x4; {} ld.global.u64 %x4, [%x7];": [],
+    "{} st.global.u8 [%out+3], 1; st.global.u32 [%out], 7;": [],
+}
+
+
+@pytest.mark.parametrize("barrier", BARRIERS)
+@pytest.mark.parametrize("body", RACES)
+def test_races_are_found_unless_a_barrier_orders_the_accesses(body, barrier):
+    text = f"{body.format(barrier)} bar.sync 0;"
+    with _raced("PTX line .* and thread", found=barrier not in RACES[body]):
+        run_block(text, 32, races=True)
+    # Lanes wait for those of their warp only.
+    if "atom" in body:
+        with _raced("thread", found=barrier != BARRIERS[1]):
+            run_block(text, 64, races=True)
+
+
+def _raced(text, *, found):
+    return pytest.raises(RaceError, match=text) if found else contextlib.nullcontext()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ld.global.u64 %x4, [%out];",
+        "st.global.u64 [%out], 5;",
+        "atom.global.add.u64 %x4, [%out], 1; atom.global.exch.b64 %x4, [%out], %x7;",
+        "st.volatile.global.u32 [%out], %r5; ld.relaxed.gpu.global.u32 %r6, [%out]; atom.global.inc.u32 %r6, [%out], 5;",
+        "st.global.u64 [%x7], 5; ld.global.u64 %x4, [%x7]; st.global.u64 [%x7], %x4;",
+    ],
+)
+def test_what_is_no_race(body):
+    run_block(f"{body} bar.sync 0;", 40, races=True)
+    run_block(f"bar.sync 0; {body} bar.sync 0;", 40, races=True)
+
+
+@pytest.mark.parametrize(("met", "sound"), [("bar.warp.sync 6;", True), ("", False)])
+def test_lanes_know_of_what_others_have_met(met, sound):
+    # Lane 0 stores what lane 2 reads; both meet lane 1, one after the other.
+    body = f"""setp.eq.u32 %p1, %r5, 0; @%p1 st.global.u64 [%out], 5; setp.gt.u32 %p1, %r5, 1; @%p1 bra second;
+        bar.warp.sync 3; setp.eq.u32 %p1, %r5, 0; @%p1 bra done;
+        second: setp.gt.u32 %p1, %r5, 2; @%p1 bra done; {met}
+        setp.eq.u32 %p1, %r5, 2; @%p1 ld.global.u64 %x4, [%out]; done: bar.sync 0;"""
+    with _raced("thread [02] .* and thread [02]", found=not sound):
+        run_block(body, 4, races=True)
 
 
 @pytest.mark.parametrize(

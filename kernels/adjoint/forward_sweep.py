@@ -485,17 +485,17 @@ class ForwardSweep:
 
     def _forward_store(self, op: Store, *, save: bool) -> None:
         undone, remembered = save and self.needs.is_undone(op), not save and self._remembers(op)
-        if undone:
-            self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
         alike = op in self._alike and (undone or remembered)
         if alike and not self.in_turn:
             # At the same time another thread may bring back what it has overwritten by the same number, so whoever finds that
-            # number must not store it once more: only those who will bring back what they have found may store.
+            # number must not store it once more: only one of them may find what was there before, and will bring it back.
             for memory, index, found, new in self._parts_of(op, before=undone):
-                other = f"_nb_stack_remember_other({log_name(op.array)}, {memory}, {index}, {new})"
-                with self.lines.block(f"if {other if remembered else f'_nb_differs({found}, {new})'}:"):
-                    self.lines.add(f"{memory}[{index}] = {new}")
+                place = f"{memory}, {index}, {new}"
+                exchange = f"{found} = _nb_exchanged({place})"
+                self.lines.add(exchange if undone else f"_nb_stack_remember_other({log_name(op.array)}, {place})")
             return
+        if undone:
+            self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
         for memory, index, found, new in self._parts_of(op, before=False) if remembered else ():
             with self.lines.block(f"if _nb_differs({found}, {new}):") if alike else contextlib.nullcontext():
                 self.lines.add(f"_nb_stack_remember({log_name(op.array)}, {memory}, {index})")
@@ -504,8 +504,9 @@ class ForwardSweep:
     def _parts_of(self, op: Store, *, before: bool) -> Iterator[tuple[str, str, str, str]]:
         """Yield each scalar of a stored element: its array and index, what was found `before` or lies there, what is stored."""
         parts = zip(scalar_places(op.array, op.array.name, op.index), places(op.value), strict=True)
-        for (memory, index), part in parts:
-            yield memory, index, f"{self._old(op)}{part}" if before else f"{memory}[{index}]", f"{op.value.name}{part}"
+        for k, ((memory, index), part) in enumerate(parts):
+            old = f"{self._old(op)}{part}" if self.in_turn else f"{self._old(op)}_{k}"
+            yield memory, index, old if before else f"{memory}[{index}]", f"{op.value.name}{part}"
 
     def _old(self, op: Store) -> str:
         order = self.needs.survey.order

@@ -157,7 +157,9 @@ class LoopReversal(Accumulation, ABC):
     def _undo(self, array: Array, marks: str) -> None:
         """Bring back what was stored in an array since its log was as high as the uppermost entry of a stack tells."""
         memory = array.name if inference.element_of(array.dtype) is None else f"_nb_components({array.name})"
-        self.lines.add(f"_nb_stack_undo({log_name(array)}, {memory}, _nb_stack_pop({marks}, 0))")
+        among_others = not self.in_turn and any(op.array is array for op in self._alike)
+        undo = f"_nb_stack_undo{'_among_others' * among_others}"
+        self.lines.add(f"{undo}({log_name(array)}, {memory}, _nb_stack_pop({marks}, 0))")
 
     def _restore_between_barriers(self, op: Loop) -> None:
         """Bring back what the threads stored behind each barrier of a trip; what they stored before the first is left."""

@@ -351,8 +351,9 @@ class _Reverse(LoopReversal):
                 self.lines.add(f"{place} = {old}")
             return
         for memory, index, found, new in parts:
+            # Without a barrier in between, others may still be storing.
             with self.lines.block(f"if _nb_differs({found}, {new}):"):
-                self.lines.add(f"{memory}[{index}] = {found}")
+                self.lines.add(f"_nb_exchanged({memory}, {index}, {found})")
 
     def _turn(self, region: Region) -> None:
         """Wait between what runs forward once more and its reverse, if threads store alike there after they waited last.

@@ -237,6 +237,7 @@ def compile_ptx(
     names |= cuda_intrinsics.HINTED
     names["_nb_add"] = cuda_intrinsics.atomic_add
     names["_nb_differs"] = cuda_intrinsics.differs
+    names["_nb_exchanged"] = cuda_intrinsics.exchanged
     names["_nb_field"] = field
     names["_nb_decided"] = cuda_intrinsics.decided
     names["_nb_row"] = cuda_intrinsics.row

@@ -25,15 +25,19 @@ __all__ = [
     "decided",
     "differs",
     "element_pointer",
+    "exchanged",
     "has_pairs",
     "moved",
     "nonnegative",
     "pair",
     "put_pair",
     "row",
+    "store_strongly",
 ]
 
 ATOMICS = ("atomic_add", "atomic_sub", "atomic_min", "atomic_max", "atomic_exch", "atomic_cas")
+_ADDRESS = ir.IntType(64)
+_SMALL = ir.IntType(16)  # the smallest registers
 _EXCHANGED = (types.int32, types.int64, types.uint32, types.uint64, types.float32, types.float64)
 
 
@@ -237,6 +241,68 @@ def atomic_cas(typing_context: Any, array: Any, index: Any, compare: Any, value:
     return array.dtype(array, index, array.dtype, array.dtype), generate
 
 
+def exchanged(array: Any, index: Any, value: Any) -> Any:
+    """Store into an element what other threads store there too, and return what it held: one of them gets what was there before.
+
+    Of numbers of 8 and 16 bits, which CUDA cannot exchange, several may get that; they store only if it is another.
+    """
+    raise NotImplementedError
+
+
+@overload(exchanged)
+def _exchanged(array: Any, index: Any, value: Any) -> Any:
+    def atomic(array: Any, index: Any, value: Any) -> Any:
+        return atomic_exch(array, index, value)
+
+    def strong(array: Any, index: Any, value: Any) -> Any:
+        return _replaced(array, index, value)
+
+    def plain(array: Any, index: Any, value: Any) -> Any:
+        found = array[index]
+        if differs(found, value):
+            array[index] = value
+        return found
+
+    if array.dtype in _EXCHANGED:
+        return atomic
+    return plain if isinstance(array.dtype, NarrowFloat) else strong
+
+
+@intrinsic
+def _replaced(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Store a small integer or flag into an element if that holds another, and return what it held.
+
+    Volatile accesses are strong (PTX ISA, "Memory Consistency Model"): threads that do this at once do not race.
+    """
+    kind = array.dtype
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = element_pointer(context, builder, signature.args, arguments)
+        model, bits = context.data_model_manager[kind], pointer.type.pointee
+        width, place = bits.width, builder.ptrtoint(pointer, _ADDRESS)
+        load = ir.InlineAsm(ir.FunctionType(_SMALL, [_ADDRESS]), f"ld.volatile.u{width} $0, [$1];", "=h,l", True)
+        held, new = builder.call(load, [place]), model.as_data(builder, arguments[2])
+        with builder.if_then(builder.icmp_unsigned("!=", held, new if width == 16 else builder.zext(new, _SMALL))):
+            store_strongly(builder, pointer, new)
+        return model.from_data(builder, held if width == 16 else builder.trunc(held, bits))
+
+    return kind(array, index, kind), generate
+
+
+def store_strongly(builder: Any, pointer: Any, value: Any) -> None:
+    """Store bits or a float where other threads may be exchanging numbers of that type, or storing them so."""
+    kind = pointer.type.pointee
+    width = {ir.HalfType: 16, ir.FloatType: 32, ir.DoubleType: 64}.get(type(kind)) or kind.width
+    bits = builder.bitcast(value, ir.IntType(width))
+    if width >= 32:
+        builder.atomic_rmw("xchg", builder.bitcast(pointer, bits.type.as_pointer()), bits, "monotonic")
+        return
+    place = builder.ptrtoint(pointer, _ADDRESS)  # of any state space
+    kinds = [_ADDRESS, _SMALL]
+    store = ir.InlineAsm(ir.FunctionType(ir.VoidType(), kinds), f"st.volatile.u{width} [$0], $1;", "l,h", True)
+    builder.call(store, [place, bits if width == 16 else builder.zext(bits, _SMALL)])
+
+
 def check_numbers(name: str, kind: Any) -> None:
     """Refuse an atomic operation on numbers that CUDA has none for."""
     if kind not in _EXCHANGED:
@@ -280,12 +346,17 @@ def _as_bits(builder: Any, pointer: Any, operation: Any) -> Any:
 
 
 def _store_while_equal(builder: Any, pointer: Any, expected: Any, new: Any) -> Any:
-    """Store a float over an equal one; -0.0 equals 0.0, and NaN equals nothing. Return what was held."""
+    """Store a float over an equal one; -0.0 equals 0.0, and NaN equals nothing. Return what was held.
+
+    An ordinary load would race with what other threads do to the element.
+    """
     kind = pointer.type.pointee
     bits = ir.IntType(32 if isinstance(kind, ir.FloatType) else 64)
     place = builder.bitcast(pointer, bits.as_pointer())
     held = cgutils.alloca_once(builder, bits)
-    builder.store(builder.load(place), held)
+    builder.store(builder.bitcast(expected, bits), held)
+    with builder.if_then(builder.fcmp_unordered("uno", expected, expected)):
+        builder.store(builder.atomic_rmw("or", place, bits(0), "monotonic"), held)
     test, swap, done = (builder.append_basic_block(name) for name in ("cas.test", "cas.swap", "cas.done"))
     builder.branch(test)
     builder.position_at_end(test)

@@ -18,7 +18,7 @@ from numba import cuda, types
 from numba.cuda import cgutils
 from numba.cuda.extending import intrinsic
 
-from numbridge.kernels.cuda_backend.cuda_intrinsics import differs, element_pointer, moved
+from numbridge.kernels.cuda_backend.cuda_intrinsics import differs, element_pointer, exchanged, moved, store_strongly
 from numbridge.kernels.cuda_backend.stack_layout import ENTRY, GROUP
 
 __all__ = ["STACK"]
@@ -128,6 +128,20 @@ def _bring_back(typing_context: Any, entry: Any, array: Any) -> Any:
 
 
 @intrinsic
+def _bring_back_among_others(typing_context: Any, entry: Any, array: Any) -> Any:
+    """Do the same where other threads may be storing, too."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = context.get_data_type(array.dtype).as_pointer()
+        place = builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
+        held = builder.load(builder.inttoptr(builder.add(arguments[0], _WORD(_ROW)), pointer))
+        store_strongly(builder, builder.inttoptr(place, pointer), held)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, array), generate
+
+
+@intrinsic
 def _end_kernel(typing_context: Any) -> Any:
     """End the whole launch with an error of the driver."""
 
@@ -207,18 +221,16 @@ def _address_of(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 @cuda.jit(device=True)
-def remember_other(log: Any, array: Any, index: Any, value: Any) -> Any:
-    """Put an element's address and contents on a stack if it holds another number than `value`; return whether it does.
+def remember_other(log: Any, array: Any, index: Any, value: Any) -> None:
+    """Store a number into an element, and put its address and contents on a stack if these are changed.
 
-    It is read once: other threads may be storing that number there.
+    Other threads may be storing that number there.
     """
-    found = array[index]
-    if not differs(found, value):
-        return False
-    top, address = _grow(log, 2), _address_of(array, index)
-    _put(top, address)
-    moved(array, top + _ROW - address)[index] = found
-    return True
+    found = exchanged(array, index, value)
+    if differs(found, value):
+        top, address = _grow(log, 2), _address_of(array, index)
+        _put(top, address)
+        moved(array, top + _ROW - address)[index] = found
 
 
 @cuda.jit(device=True)
@@ -228,6 +240,16 @@ def undo(log: Any, array: Any, mark: Any) -> None:
     while top > end:
         top -= 2 * _ROW
         _bring_back(top, array)
+    _set_word(log, _TOP, top)
+
+
+@cuda.jit(device=True)
+def undo_among_others(log: Any, array: Any, mark: Any) -> None:
+    """Do the same for an array of which other threads may be storing numbers by `remember_other`."""
+    top, end = _word(log, _TOP), _word(log, _BOTTOM) + mark
+    while top > end:
+        top -= 2 * _ROW
+        _bring_back_among_others(top, array)
     _set_word(log, _TOP, top)
 
 
@@ -246,6 +268,7 @@ STACK = {
     "_nb_stack_remember": remember,
     "_nb_stack_remember_other": remember_other,
     "_nb_stack_undo": undo,
+    "_nb_stack_undo_among_others": undo_among_others,
     "_nb_stack_measured": measured,
 }
 """What generated text calls these functions."""

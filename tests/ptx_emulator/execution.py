@@ -18,6 +18,7 @@ import numpy as np
 
 from ptx_emulator.functions import CONTEXT, translate
 from ptx_emulator.program import Function, Program, parse
+from ptx_emulator.races import Races
 from ptx_emulator.scheduling import Scheduler
 
 _lock = threading.Lock()
@@ -56,6 +57,7 @@ class Machine:
         memory: Iterable[tuple[int, int, bool]],
         show: Callable[[str], None] = print,
         shared: int = 0,
+        races: bool = False,
     ) -> None:
         """Run the kernel.
 
@@ -71,6 +73,8 @@ class Machine:
             Gets what the kernel prints.
         shared : int
             The bytes of dynamic shared memory.
+        races : bool
+            Whether accesses of the threads of a block are compared; not those of blocks that run at once.
 
         Raises
         ------
@@ -78,6 +82,8 @@ class Machine:
             If the kernel touches anything else, or an address that is not a multiple of the size of the access.
         MeetingError
             If threads wait for each other for ever, or meet in a way that PTX does not define.
+        RaceError
+            If races are looked for, and threads of a block touch one place in an order that nothing tells, one writing there.
         """
         with _lock:
             ranges = np.array([*memory, *self._variables(shared)], np.int64).reshape(-1, 3)
@@ -98,7 +104,7 @@ class Machine:
             }.items():
                 context[CONTEXT.index(name)] = value
             try:
-                self._run_blocks(context, grid, block, shared, showing)
+                self._run_blocks(context, grid, block, shared, showing, Races(self._line) if races else None)
             finally:
                 # Whatever else has gone wrong, it began with this.
                 if fault[0]:
@@ -111,18 +117,26 @@ class Machine:
         block: Sequence[int],
         shared: int,
         show: Callable[[int, int], int],
+        races: Races | None,
     ) -> None:
         places = list(itertools.product(*(range(n) for n in reversed(grid))))
         if "grid" in self._scopes and len(places) > 1 and any(v.space == "shared" for v in self.program.variables):
             raise NotImplementedError("shared memory of blocks that run at once, up to a barrier of the grid")
-        for together in [places] if "grid" in self._scopes else [[place] for place in places]:
+        at_once = "grid" in self._scopes and len(places) > 1
+        races = None if at_once else races
+        if races is not None:
+            for name, value in races.words.items():
+                context[CONTEXT.index(name)] = value
+        for together in [places] if at_once else [[place] for place in places]:
             self._forget_shared(shared)
             if self._scopes:
-                scheduler = Scheduler(self._meetings, self._line, show)
+                scheduler = Scheduler(self._meetings, self._line, show, races)
                 scheduler.run(self._engine.get_function_address("nb_fiber"), _contexts(context, block, together))
             else:
                 context[3:6] = together[0][::-1]
                 self._block(context.ctypes.data, math.prod(block))
+                if races is not None:
+                    races.compare()
 
     def _forget_shared(self, shared: int) -> None:
         """Fill shared memory with NaN, or -1: a block finds nothing of the one before it."""

@@ -21,17 +21,18 @@ _REGISTERS = (
     *("nctaid.x", "nctaid.y", "nctaid.z", "dynamic_smem_size"),
 )
 # What a thread knows, as int64 words: its registers, where the machine and its stack lie, how it goes back to the scheduler (with
-# zeros where there is none), and what they tell each other.
+# zeros where there is none), what they tell each other, and where accesses are noted (or zero).
 CONTEXT = (
     *_REGISTERS,
     *("ranges", "count", "fault", "print", "parameters", "top", "swap", "state", "back"),
     *("meeting", "mask", "first", "second", "third", "answer", "holds"),
+    *("log", "room", "clock"),
 )
 
 # A place that may be accessed is returned as it is; any other is noted (once) and replaced by a scratch place.
 _PRELUDE = """
 @nb_scratch = internal global [64 x i8] zeroinitializer, align 64
-define internal ptr @nb_place(ptr %ctx, i64 %address, i64 %size, i64 %write, i64 %line, i64 %stack_too) noinline {
+define internal ptr @nb_place(ptr %ctx, i64 %address, i64 %size, i64 %write, i64 %line, i64 %stack_too, i64 %value) noinline {
   %here = alloca i64
   %low = urem i64 %address, %size
   %aligned = icmp eq i64 %low, 0
@@ -67,13 +68,17 @@ look:
   %last = add i64 %address, %size
   %after = icmp uge i64 %address, %begin
   %before = icmp ule i64 %last, %end
-  %may = icmp uge i64 %free, %write
+  %needed = and i64 %write, 1
+  %may = icmp uge i64 %free, %needed
   %inside = and i1 %after, %before
   %fits = and i1 %inside, %may
-  br i1 %fits, label %good, label %again
+  br i1 %fits, label %noted, label %again
 again:
   %k1 = add i64 %k, 1
   br label %next
+noted:
+  call void @nb_noted(ptr %ctx, i64 %address, i64 %size, i64 %write, i64 %line, i64 %value)
+  br label %good
 good:
   %place = inttoptr i64 %address to ptr
   ret ptr %place
@@ -90,10 +95,61 @@ note:
   %f2 = getelementptr i64, ptr %fault, i64 2
   store i64 %size, ptr %f2
   %f3 = getelementptr i64, ptr %fault, i64 3
-  store i64 %write, ptr %f3
+  %needed_too = and i64 %write, 1
+  store i64 %needed_too, ptr %f3
   br label %done
 done:
   ret ptr @nb_scratch
+}
+; What is noted of an access is told in `races`; the first word of the log is how many there are.
+define internal void @nb_noted(ptr %ctx, i64 %address, i64 %size, i64 %write, i64 %line, i64 %value) noinline {
+  %log_at = getelementptr i64, ptr %ctx, i64 @log@
+  %log = load ptr, ptr %log_at
+  %off = icmp eq ptr %log, null
+  br i1 %off, label %done, label %on
+on:
+  %count = load i64, ptr %log
+  %more = add i64 %count, 1
+  store i64 %more, ptr %log
+  %room_at = getelementptr i64, ptr %ctx, i64 @room@
+  %room = load i64, ptr %room_at
+  %fits = icmp ult i64 %count, %room
+  br i1 %fits, label %note, label %done
+note:
+  %row = mul i64 %count, 8
+  %begin = add i64 %row, 8
+  %entry = getelementptr i64, ptr %log, i64 %begin
+  %nx_at = getelementptr i64, ptr %ctx, i64 @ntid.x@
+  %nx = load i64, ptr %nx_at
+  %ny_at = getelementptr i64, ptr %ctx, i64 @ntid.y@
+  %ny = load i64, ptr %ny_at
+  %x = load i64, ptr %ctx
+  %y_at = getelementptr i64, ptr %ctx, i64 @tid.y@
+  %y = load i64, ptr %y_at
+  %z_at = getelementptr i64, ptr %ctx, i64 @tid.z@
+  %z = load i64, ptr %z_at
+  %zy = mul i64 %z, %ny
+  %yz = add i64 %zy, %y
+  %yx = mul i64 %yz, %nx
+  %thread = add i64 %yx, %x
+  store i64 %thread, ptr %entry
+  %clock_at = getelementptr i64, ptr %ctx, i64 @clock@
+  %clock = load i64, ptr %clock_at
+  %e1 = getelementptr i64, ptr %entry, i64 1
+  store i64 %clock, ptr %e1
+  %e2 = getelementptr i64, ptr %entry, i64 2
+  store i64 %address, ptr %e2
+  %e3 = getelementptr i64, ptr %entry, i64 3
+  store i64 %size, ptr %e3
+  %e4 = getelementptr i64, ptr %entry, i64 4
+  store i64 %write, ptr %e4
+  %e5 = getelementptr i64, ptr %entry, i64 5
+  store i64 %line, ptr %e5
+  %e6 = getelementptr i64, ptr %entry, i64 6
+  store i64 %value, ptr %e6
+  br label %done
+done:
+  ret void
 }
 define internal void @nb_meet(ptr %ctx, i64 %meeting, i64 %mask, i64 %first, i64 %second, i64 %third) noinline {
   %meeting_at = getelementptr i64, ptr %ctx, i64 @meeting@

@@ -6,7 +6,7 @@ Approximate instructions (``sin.approx``) give the nearest value here, where a G
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -579,8 +579,13 @@ def _address(body: Any, operand: str) -> str:
     return body.emit(f"add i64 {value}, {int(offset)}") if offset else value
 
 
-def _place(body: Any, it: Instruction, operand: str, count: int, *, write: bool) -> str:
-    """Return a pointer to what an operand names, after a check of its alignment and, but for local memory, its bounds."""
+def _place(
+    body: Any, it: Instruction, operand: str, count: int, *, stored: Sequence[str] | None = None, atomic: bool = False
+) -> str:
+    """Return a pointer to what an operand names, after a check of its alignment and, but for local memory, its bounds.
+
+    What is to be stored there are integers, if they are known.
+    """
     space = next((each for each in _SPACES if it.has(each)), "generic")
     if space == "param":
         name, _, offset = operand.strip("[]").partition("+")
@@ -588,8 +593,21 @@ def _place(body: Any, it: Instruction, operand: str, count: int, *, write: bool)
     size = it.bits // 8 * count
     stack_too = int(space in ("generic", "local"))
     address = _address(body, operand)
-    given = f"ptr %ctx, i64 {address}, i64 {size}, i64 {int(write)}, i64 {it.line}, i64 {stack_too}"
+    # A volatile access is a relaxed one, and so strong, as atomics are (PTX ISA, "Memory Consistency Model").
+    strong = atomic or it.has("volatile", "relaxed", "acquire", "release")
+    how = int(stored is not None) + 2 * strong
+    value = _as_one(body, it, stored or ())
+    given = f"ptr %ctx, i64 {address}, i64 {size}, i64 {how}, i64 {it.line}, i64 {stack_too}, i64 {value}"
     return body.emit(f"call ptr @nb_place({given})")
+
+
+def _as_one(body: Any, it: Instruction, values: Sequence[str]) -> str:
+    """Return a number of 64 bits that tells apart what is stored: the number itself if it is one, else one made of several."""
+    made = "0"
+    for value in values:
+        wide = value if it.bits == 64 else body.emit(f"zext i{it.bits} {value} to i64")
+        made = wide if made == "0" else body.emit(f"add i64 {body.emit(f'mul i64 {made}, 1000003')}, {wide}")
+    return made
 
 
 def _offset(body: Any, place: str, it: Instruction, k: int) -> str:
@@ -599,7 +617,7 @@ def _offset(body: Any, place: str, it: Instruction, k: int) -> str:
 @handles("ld", "ldu", modifiers=_ACCESS)
 def _load(body: Any, it: Instruction) -> None:
     targets = _members(it.operands[0])
-    place = _place(body, it, it.operands[1], len(targets), write=False)
+    place = _place(body, it, it.operands[1], len(targets))
     for k, target in enumerate(targets):
         value = body.emit(f"load i{it.bits}, ptr {_offset(body, place, it, k)}, align 1")
         kind = it.kind if it.kind[0] == "s" else f"b{it.bits}"
@@ -610,7 +628,7 @@ def _load(body: Any, it: Instruction) -> None:
 def _store(body: Any, it: Instruction) -> None:
     sources = _members(it.operands[1])
     values = [body.read(source, f"b{it.bits}") for source in sources]
-    place = _place(body, it, it.operands[0], len(sources), write=True)
+    place = _place(body, it, it.operands[0], len(sources), stored=values)
     for k, value in enumerate(values):
         body.do(f"store i{it.bits} {value}, ptr {_offset(body, place, it, k)}, align 1")
 
@@ -625,7 +643,7 @@ def _atom(body: Any, it: Instruction) -> None:
     if target.startswith("{"):
         raise NotImplementedError(f"PTX line {it.line}: a vector atomic")
     operation = next(each for each in it.modifiers if each in ("add", "min", "max", "cas", *_ATOMIC))
-    place = _place(body, it, where, 1, write=True)
+    place = _place(body, it, where, 1, stored=(), atomic=True)
     read = [body.read(value, it.kind) for value in values]
     if operation == "cas":
         pair = body.emit(f"cmpxchg ptr {place}, {it.type} {read[0]}, {it.type} {read[1]} seq_cst seq_cst")
@@ -658,7 +676,7 @@ def _ret(body: Any, it: Instruction) -> None:
 @handles("trap")
 def _trap(body: Any, it: Instruction) -> None:
     # Noted as an access that no memory allows; the launch fails with it.
-    body.emit(f"call ptr @nb_place(ptr %ctx, i64 0, i64 1, i64 0, i64 {it.line}, i64 0)")
+    body.emit(f"call ptr @nb_place(ptr %ctx, i64 0, i64 1, i64 0, i64 {it.line}, i64 0, i64 0)")
     body.end("ret void")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from ptx_emulator.fibers import BACK, SWAP, Fiber
 from ptx_emulator.functions import CONTEXT, ENDED, WARP
 from ptx_emulator.meetings import Given, Meeting, MeetingError, answers
+from ptx_emulator.races import Races
 
 _AT = {name: place for place, name in enumerate(CONTEXT)}
 
@@ -55,12 +56,18 @@ class Scheduler:
         Returns a line of the PTX text, for messages.
     show : callable
         Prints: gets the addresses of a text and of its values.
+    races : Races, optional
+        What notes and compares their accesses; the threads are those of one block then.
     """
 
     def __init__(
-        self, meetings: Sequence[Meeting], line: Callable[[int], str], show: Callable[[int, int], object]
+        self,
+        meetings: Sequence[Meeting],
+        line: Callable[[int], str],
+        show: Callable[[int, int], object],
+        races: Races | None = None,
     ) -> None:
-        self._meetings, self._line, self._show = meetings, line, show
+        self._meetings, self._line, self._show, self._races = meetings, line, show, races
         self._draw = random.Random(0)
 
     def run(self, function: int, contexts: Iterable[tuple[np.ndarray, tuple[int, ...], int]]) -> None:
@@ -76,6 +83,8 @@ class Scheduler:
             fiber = Fiber(function, words.ctypes.data)
             words[_AT["swap"]], words[_AT["back"]], words[_AT["state"]] = SWAP, BACK, fiber.address
             threads.append(Thread(fiber, words, block, place))
+        if self._races is not None:
+            _set_clocks(threads, self._races.begin([thread.place for thread in threads]))
         try:
             self._run(threads)
         finally:
@@ -100,6 +109,8 @@ class Scheduler:
                 else:
                     waiting[self._key(thread)].append(thread)
             ready = self._met(waiting)
+        if self._races is not None:
+            self._races.compare()
         if waiting:
             raise MeetingError(f"the threads wait for each other for ever: {self._who(waiting)}")
 
@@ -143,6 +154,10 @@ class Scheduler:
             self._check_aligned(threads)
         if meeting.scope == "thread":
             self._show(threads[0].word("first"), threads[0].word("second"))
+        if self._races is not None and meeting.scope in ("block", "grid"):
+            self._races.compare()
+        elif self._races is not None and meeting.scope == "warp":
+            _set_clocks(threads, self._races.meet({thread.place: thread.word("clock") for thread in threads}))
         for thread, (word, holds) in zip(threads, answers(meeting, [t.given() for t in threads]), strict=True):
             thread.words[_AT["answer"]], thread.words[_AT["holds"]] = word, holds
 
@@ -172,6 +187,11 @@ class Scheduler:
             + (f" with the mask {mask:#x}" if self._meetings[number].scope == "warp" else "")
             for (block, number, mask), places in sorted(found.items())
         )
+
+
+def _set_clocks(threads: list[Thread], clocks: dict[int, int]) -> None:
+    for thread in threads:
+        thread.words[_AT["clock"]] = clocks[thread.place]
 
 
 def _ranges(places: list[int]) -> str:
