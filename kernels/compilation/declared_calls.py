@@ -20,19 +20,22 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from numba import njit, typeof, types
+from numba.core import targetconfig
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 from numba.extending import overload
 
 from numbridge.kernels.language.njit_functions import declared, kept_values
-from numbridge.kernels.language.static_names import is_dispatcher
+from numbridge.kernels.language.static_names import instance_of, is_dispatcher
 
 __all__ = ["Copies", "copied_on_the_cpu", "declared_calls"]
 
 _CALLED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # The functions that are made here
 _MADE: WeakSet[Any] = WeakSet()
+# What is called in the place of functions of `numba.vectorize`, by the options of who calls them
+_UFUNCS: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 # A global of every text that is generated for a kernel
 GENERATED = "_nb_device"
 
@@ -51,6 +54,19 @@ class Copies:
             made = self._copy(dispatcher) if _is_copied(dispatcher) else dispatcher
             self._made[id(dispatcher)] = dispatcher, made
         return self._made[id(dispatcher)][1]
+
+    def of_ufunc(self, function: Any) -> Any:
+        """Return what is called in the place of a function of `numba.vectorize`, which may be itself."""
+        dispatcher = function._dispatcher
+        if function._frozen or not all(dependency.is_unchanged() for dependency in kept_values(dispatcher)):
+            return function
+        flags = targetconfig.ConfigStack.top_or_none()
+        options = "" if flags is None else f"{flags.fastmath} {flags.forceinline}"
+        # Numba never forgets one, so there is one for all kernels with these options.
+        made = _UFUNCS.setdefault(function, {})
+        if options not in made:
+            made[options] = type(function)(dispatcher.py_func, function.identity, targetoptions=function.targetoptions)
+        return made[options]
 
     def called(self, value: Any) -> Any:
         """Return what was called in the place of a value, if it was; else the value."""
@@ -107,7 +123,8 @@ def declared_calls(context: Any, copy: Callable[[Any], Any], *, everything: bool
 
         def resolve(self: Any, value: Any) -> Any:
             if not is_dispatcher(value):
-                return original(self, value)
+                is_lazy = not everything and instance_of(value, "numba.np.ufunc.dufunc", "DUFunc")
+                return original(self, copies.of_ufunc(value) if is_lazy else value)
             if everything:
                 _refuse_variables(value)
             called = _called(value, everything=everything)
