@@ -27,7 +27,7 @@ from numbridge.kernels.object_cache import cache_folder, digest, machine_fingerp
 
 ARCHITECTURES = ((7, 5), (8, 0), (9, 0), (10, 0))
 # What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; fields of records that are not aligned; printing
-# complex numbers and vectors; functions of numba.njit with a signature.
+# complex numbers and vectors; functions of numba.njit with a signature, and of numba.vectorize.
 ONLY_ON_THE_CPU = (
     "Unimplemented atomic",
     "works on arrays of 32- and 64-bit numbers",
@@ -35,6 +35,7 @@ ONLY_ON_THE_CPU = (
     "printing unimplemented for values of type",
     "using cpu function on device but its compilation is disabled",
     ", which numba.cuda does not know; convert it in the function",
+    "is of type numba.np.ufunc.dufunc.DUFunc, which kernels cannot read",
 )
 
 

@@ -14,6 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from numbridge.kernels.arithmetic.called_code import code_of
+
 __all__ = ["NAMES"]
 
 
@@ -39,7 +41,7 @@ def _typed(typing_context: Any, division: Any, *kinds: Any) -> tuple[Any, Callab
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if not isinstance(result, types.Complex):
-            return context.get_function(function, found)(builder, values)
+            return code_of(context, function, found.args)(builder, values)
         parts = [
             part
             for kind, value in zip(found.args, values, strict=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from numbridge.kernels.arithmetic.called_code import code_of
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, bits_of, narrow_float, number_of
 from numbridge.kernels.arithmetic.scalar_code import from_bits, of_numbers, own, taking, to_bits
 from numbridge.kernels.scalars import by_name
@@ -72,7 +73,7 @@ def function(name: str) -> Any:
             for value, given_as in zip(values, chosen.args, strict=True):
                 near = number_of(builder, as_stored(context, builder, value, given_as, declared), declared.stored)
                 given.append(context.cast(builder, near, types.float32, types.float64))
-            result = context.get_function(kind, found)(builder, given)
+            result = code_of(context, kind, found.args)(builder, given)
             if declared.returned != types.float32:
                 return context.cast(builder, result, found.return_type, declared.returned)
             return number_of(builder, bits_of(builder, result, declared.stored), declared.stored)

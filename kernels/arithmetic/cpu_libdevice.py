@@ -23,6 +23,7 @@ from numbridge.kernels.arithmetic import (
     float_parts,
     special_functions,
 )
+from numbridge.kernels.arithmetic.called_code import code_of
 from numbridge.kernels.arithmetic.scalar_code import of_numbers, own, taking
 from numbridge.kernels.errors import KernelUnsupportedError
 
@@ -121,7 +122,7 @@ def function(name: str) -> Any:
         def generate(context: Any, builder: Any, chosen: Any, values: Any) -> Any:
             pairs = zip(values, declared.arguments, found.args, strict=True)
             given = [context.cast(builder, value, given_as, wanted) for value, given_as, wanted in pairs]
-            result = context.get_function(kind, found)(builder, given)
+            result = code_of(context, kind, found.args)(builder, given)
             return context.cast(builder, result, found.return_type, declared.returned)
 
         return declared.returned(*declared.arguments), generate

@@ -22,6 +22,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from numbridge.kernels.arithmetic import double_math
+from numbridge.kernels.arithmetic.called_code import code_of
 from numbridge.kernels.arithmetic.float_math import FUNCTIONS, evaluate
 
 __all__ = ["calls_chosen", "is_few_instructions", "is_library_call", "replacement", "substituted"]
@@ -44,7 +45,7 @@ def _typed(typing_context: Any, name: str, plain: Any, arguments: tuple[Any, ...
         return None
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return context.get_function(kind, resolved)(builder, values)
+        return code_of(context, kind, resolved.args)(builder, values)
 
     return _own(name, resolved.args, alone=alone) or (resolved.return_type(*resolved.args), generate)
 

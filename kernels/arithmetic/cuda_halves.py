@@ -14,6 +14,7 @@ from numba import types
 from numba.cuda.extending import intrinsic
 from numba.cuda.types import bfloat16
 
+from numbridge.kernels.arithmetic.called_code import code_of
 from numbridge.kernels.arithmetic.cpu_halves import as_stored, signature
 from numbridge.kernels.arithmetic.narrow_floats import number_of
 from numbridge.kernels.arithmetic.scalar_code import taking
@@ -48,7 +49,7 @@ def function(name: str) -> Any:
             given = [as_stored(context, builder, value, given_as, declared) for value, given_as in pairs]
             if found is None:  # to 16 bits, or from there
                 return number_of(builder, given[0], declared.stored)
-            result = context.get_function(of, found)(builder, given)
+            result = code_of(context, of, found.args)(builder, given)
             if declared.returned == types.float32:
                 return number_of(builder, result, declared.stored)
             return context.cast(builder, result, found.return_type, declared.returned)

@@ -51,17 +51,17 @@ def replaced(context: Any, changes: Mapping[tuple[Any, ...], Change]) -> Iterato
     """
     context.refresh()
     kept: list[tuple[Any, int, Any]] = []
-    for (operation, *kinds), change in changes.items():
-        selector = context._defns[operation]
-        # In place: entries that others add meanwhile stay.
-        found = [k for k, (formal, _) in enumerate(selector.versions) if formal == tuple(kinds)]
-        if not found:
-            raise LookupError(f"Numba has no code for {operation} of {kinds}")
-        for k in found:
-            kept.append((selector, k, selector.versions[k]))
-            selector.versions[k] = (tuple(kinds), change(selector.versions[k][1]))
-        selector._cache.clear()
     try:
+        for (operation, *kinds), change in changes.items():
+            selector = context._defns[operation]
+            # In place: entries that others add meanwhile stay.
+            found = [k for k, (formal, _) in enumerate(selector.versions) if formal == tuple(kinds)]
+            if not found:
+                raise LookupError(f"Numba has no code for {operation} of {kinds}")
+            for k in found:
+                kept.append((selector, k, selector.versions[k]))
+                selector.versions[k] = (tuple(kinds), change(selector.versions[k][1]))
+            selector._cache.clear()
         yield
     finally:
         for selector, k, entry in reversed(kept):
@@ -83,10 +83,10 @@ def loops_replaced(
         From functions to the first letters of loops, and what changes these.
     """
     kept = [(info(function), dict(info(function))) for function in changes]
-    for (table, before), rows in zip(kept, changes.values(), strict=True):
-        for letters, change in rows.items():
-            table.update({loop: change(made) for loop, made in before.items() if loop[0] in letters})
     try:
+        for (table, before), rows in zip(kept, changes.values(), strict=True):
+            for letters, change in rows.items():
+                table.update({loop: change(made) for loop, made in before.items() if loop[0] in letters})
         yield
     finally:
         for table, before in kept:

@@ -15,7 +15,15 @@ from numbridge.kernels.arithmetic.cpu_math import replacement
 
 __all__ = ["fma", "from_bits", "of_numbers", "own", "taking", "to_bits"]
 
-of_numbers: Any = njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+of_numbers: Any = njit(
+    _nrt=False,
+    error_model="numpy",
+    no_cpython_wrapper=True,
+    no_cfunc_wrapper=True,
+    # Numba would take what is not said here from who calls the function first, for everybody after that.
+    fastmath=False,
+    forceinline=False,
+)
 """Decorates a function that others compile: division by zero gives what IEEE 754 says, and nothing is reassociated."""
 
 fma: Any = NAMES["fma"]

@@ -1,62 +1,141 @@
-"""Calls of njit functions that were compiled for declared types when they were defined: `@njit(float64(float64[:]))`.
+"""Calls of njit functions: each kernel has code of its own of them, and what is declared for them holds.
 
-A kernel's arrays that it only reads are read-only there, which no signature names, and CUDA compiles no such functions at all. So
-a call converts its arguments to one of the declared signatures, as Numba does, and calls the same function compiled for the
-arrays as they are. Variables that `locals` declares as arrays are left to Numba likewise. Importing this module imports Numba.
+Numba keeps one code of a function for each tuple of types, with the options of who called it first: whether division by zero
+raises, whether sums are reassociated. So a kernel's numbers would depend on who had called the function before, and those that
+the user's own calls give on kernels. Here a kernel calls a copy of the function, which is compiled with it.
+
+Of functions that were compiled for declared types when they were defined, `@njit(float64(float64[:]))`, it is another: a kernel's
+arrays that it only reads are read-only there, which no signature names, and CUDA compiles no such functions at all. So a call
+converts its arguments to one of the declared signatures, as Numba does, and calls the same function compiled for the arrays as
+they are. Variables that `locals` declares as arrays are left to Numba likewise. Importing this module imports Numba.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CellType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from numba import njit, typeof, types
+from numba.core import targetconfig
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 from numba.extending import overload
 
 from numbridge.kernels.language.njit_functions import declared, kept_values
-from numbridge.kernels.language.static_names import is_dispatcher
+from numbridge.kernels.language.static_names import instance_of, is_dispatcher
 
-__all__ = ["declared_calls"]
+__all__ = ["Copies", "copied_on_the_cpu", "declared_calls"]
 
 _CALLED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # The functions that are made here
 _MADE: WeakSet[Any] = WeakSet()
+# What is called in the place of functions of `numba.vectorize`, by the options of who calls them
+_UFUNCS: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+# A global of every text that is generated for a kernel
+GENERATED = "_nb_device"
+
+
+class Copies:
+    """What is called in the place of functions while one kernel is compiled; `copy` makes it."""
+
+    def __init__(self, copy: Callable[[Any], Any]) -> None:
+        self._copy = copy
+        # By identity, with what each is of, or another function could get that
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def of(self, dispatcher: Any) -> Any:
+        """Return what is called in the place of an njit function, which may be itself."""
+        if id(dispatcher) not in self._made:
+            made = self._copy(dispatcher) if _is_copied(dispatcher) else dispatcher
+            self._made[id(dispatcher)] = dispatcher, made
+        return self._made[id(dispatcher)][1]
+
+    def of_ufunc(self, function: Any) -> Any:
+        """Return what is called in the place of a function of `numba.vectorize`, which may be itself."""
+        dispatcher = function._dispatcher
+        if function._frozen or not all(dependency.is_unchanged() for dependency in kept_values(dispatcher)):
+            return function
+        flags = targetconfig.ConfigStack.top_or_none()
+        options = "" if flags is None else f"{flags.fastmath} {flags.forceinline}"
+        # Numba never forgets one, so there is one for all kernels with these options.
+        made = _UFUNCS.setdefault(function, {})
+        if options not in made:
+            made[options] = type(function)(dispatcher.py_func, function.identity, targetoptions=function.targetoptions)
+        return made[options]
+
+    def called(self, value: Any) -> Any:
+        """Return what was called in the place of a value, if it was; else the value."""
+        return self._made.get(id(value), (value, value))[1]
+
+    @property
+    def all(self) -> list[Any]:
+        """What was called in the place of any function."""
+        return [made for _, made in self._made.values()]
+
+
+def copied_on_the_cpu(dispatcher: Any) -> Any:
+    """Return a function of the same source and options of which nothing is compiled yet."""
+    compiler = dispatcher._compiler
+    return type(dispatcher)(dispatcher.py_func, compiler.locals, dispatcher.targetoptions, compiler.pipeline_class)
+
+
+def _is_copied(dispatcher: Any) -> bool:
+    """Tell whether a function is to have code of its own in each kernel.
+
+    Not those that are compiled for one kernel anyway, nor numbridge's, which leave no option to who calls them.
+    """
+    function = dispatcher.py_func
+    if not dispatcher._can_compile or GENERATED in function.__globals__:
+        return False
+    if (function.__module__ or "").startswith("numbridge."):
+        return False
+    # Code that is compiled now would not have what has changed since.
+    return all(dependency.is_unchanged() for dependency in kept_values(dispatcher))
 
 
 @contextmanager
-def declared_calls(context: Any, *, everything: bool) -> Iterator[None]:
-    """Let such functions be called.
+def declared_calls(context: Any, copy: Callable[[Any], Any], *, everything: bool) -> Iterator[Copies]:
+    """Let njit functions be called so.
 
     Parameters
     ----------
     context : object
         The typing context of Numba or numba.cuda.
+    copy : callable
+        Makes of a function of Numba's one of which nothing is compiled yet, for the context.
     everything : bool
-        Whether functions without arrays are to be called so, too, and what the context does not know is refused, as for CUDA.
+        Whether functions with declared types and without arrays are called with conversions, too, and what the context does not
+        know is refused, as for CUDA.
+
+    Yields
+    ------
+    Copies
+        What has been called.
     """
-    kind = type(context)
+    kind, copies = type(context), Copies(copy)
     with global_compiler_lock:
         original = kind.resolve_value_type
 
         def resolve(self: Any, value: Any) -> Any:
-            if everything and is_dispatcher(value):
+            if not is_dispatcher(value):
+                is_lazy = not everything and instance_of(value, "numba.np.ufunc.dufunc", "DUFunc")
+                return original(self, copies.of_ufunc(value) if is_lazy else value)
+            if everything:
                 _refuse_variables(value)
-            called = _called(value, everything=everything) if is_dispatcher(value) else None
+            called = _called(value, everything=everything)
             if called is None:
-                return original(self, value)
+                return original(self, copies.of(value))
             self.refresh()  # which lets it know what has just been entered
             return original(self, called)
 
         kind.resolve_value_type = resolve
         try:
-            yield
+            yield copies
         finally:
             kind.resolve_value_type = original
 

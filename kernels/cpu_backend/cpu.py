@@ -26,7 +26,7 @@ from numbridge.kernels.arithmetic.cpu_divisions import divided_as_kernels
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen, substituted
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.compilation.compile_errors import not_compiled
-from numbridge.kernels.compilation.declared_calls import declared_calls
+from numbridge.kernels.compilation.declared_calls import Copies, copied_on_the_cpu, declared_calls
 from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
 from numbridge.kernels.compilation.integer_powers import check_powers
@@ -181,8 +181,8 @@ def compile_run(
     try:
         with (
             _vectors_within_threads() if large and not together else nullcontext(),
-            declared_calls(cpu_target.typing_context, everything=False),
-            linked_calls(cpu_target.target_context, lambda: _overloads(names), in_process=True) as called,
+            declared_calls(cpu_target.typing_context, copied_on_the_cpu, everything=False) as copies,
+            linked_calls(cpu_target.target_context, lambda: _overloads(names, copies), in_process=True) as called,
         ):
             if not generated:
                 _put_loop(tree, names)
@@ -195,13 +195,13 @@ def compile_run(
         raise not_compiled(error, entry, parameters, filename, origin) from error
     if called & {*compiled.externals}:
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
-    described = {name: list(_described(value)) for name, value in names.items() if _is_compiled(value)}
+    described = {name: list(_described(copies.called(value))) for name, value in names.items() if _is_compiled(value)}
     everything = [overload for overloads in described.values() for overload in overloads]
     _check_writes(everything, entry)
     check_components(everything, entry, origin)
     check_powers(everything, entry, origin)
     at_once = max((part.takes.width for made in together.values() for part in made), default=1)
-    wide = _wide_lines(described, text, {line for function in found for line in function.wide})
+    wide = _wide_lines(described, text, filename, {line for function in found for line in function.wide})
     facts = {"wide": wide, "together": at_once}
     if loops is not None and block is not None:
         facts = {"wide": wide if block.wide is None else block.wide, "together": loops.width, "in_loops": True}
@@ -368,9 +368,9 @@ def _run_function(run: Any) -> Any:
     return call
 
 
-def _overloads(names: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield what Numba compiled of the generated functions."""
-    for value in names.values():
+def _overloads(names: Mapping[str, Any], copies: Copies) -> Iterator[Any]:
+    """Yield what Numba compiled of the generated functions, and of those that they call."""
+    for value in (*names.values(), *copies.all):
         if _is_compiled(value):
             yield from value.overloads.values()
 
@@ -404,7 +404,7 @@ def _check_writes(described: Iterable[Any], entry: str) -> None:
         )
 
 
-def _wide_lines(described: Mapping[str, Sequence[Any]], text: str, known: set[int]) -> tuple[str, ...]:
+def _wide_lines(described: Mapping[str, Sequence[Any]], text: str, filename: str, known: set[int]) -> tuple[str, ...]:
     """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
     found = set(known)
     # Another body for some threads has the same lines.
@@ -413,7 +413,8 @@ def _wide_lines(described: Mapping[str, Sequence[Any]], text: str, known: set[in
     )
     for overload in shared:
         for expression, signature in overload.type_annotation.calltypes.items():
-            if signature is not None and signature.return_type in (types.float64, types.complex128):
+            is_here = expression.loc.filename == filename  # and not in that of a function of `numba.njit`
+            if is_here and signature is not None and signature.return_type in (types.float64, types.complex128):
                 found.add(expression.loc.line)
     lines = text.splitlines()
     return tuple(lines[number - 1].strip() for number in sorted(found) if 0 < number <= len(lines))

@@ -14,7 +14,7 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat
-from numbridge.kernels.cpu_backend.printing import FIRST_ELEMENT, KINDS, WORDS
+from numbridge.kernels.cpu_backend.printing import KINDS, NAMED, WORDS
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 
 __all__ = ["numbers"]
@@ -37,7 +37,9 @@ def _kind(kind: Any) -> str:
 def _parts(context: Any, builder: Any, kind: Any, value: Any) -> list[tuple[int, list[Any]]]:
     """Return the kind and the words of a number, or of an element and of each of its components."""
     if isinstance(kind, NumbaElement):
-        whole: list[tuple[int, list[Any]]] = [(FIRST_ELEMENT + kind.element.number, [])]
+        # The number of its type would be that of this process, and other processes run this code, too.
+        name = context.insert_const_string(builder.module, kind.element.__name__)
+        whole: list[tuple[int, list[Any]]] = [(NAMED + kind.element.count, [name])]
         for k in range(kind.element.count):
             whole += _parts(context, builder, kind.dtype, builder.extract_value(value, k))
         return whole

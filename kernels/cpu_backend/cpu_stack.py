@@ -31,8 +31,15 @@ _release = external("free", types.void, types.int64)
 _lend_more = external("numbridge_crew_lend", types.int64, types.int64, types.int64, types.int64)
 _take_back = external("numbridge_crew_take_back", types.void, types.int64, types.int64)
 # Nothing calls these from Python, which knows no floats of 16 bits.
-_inside = {"_nrt": False, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_function = njit(**_inside)
+_inside = {
+    "_nrt": False,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "fastmath": False,
+}
+# Numba would take what is not said here from who calls the function first, for everybody after that.
+_function = njit(**_inside, forceinline=False)
 _inlined = njit(**_inside, forceinline=True)
 
 

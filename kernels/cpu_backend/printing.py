@@ -8,19 +8,19 @@ from __future__ import annotations
 import ctypes
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.element_types.elements import by_number
-
-__all__ = ["FIRST_ELEMENT", "KINDS", "WORDS", "print_line"]
+__all__ = ["KINDS", "NAMED", "WORDS", "print_line"]
 
 WORDS = 3
-# The kind of a number, and how its two words are read; that of an element is its type's number above these.
+# The kind of a number, and how its two words are read; that of an element is above these by how many components it has, and its
+# first word is where the name of its type lies.
 KINDS = {"int": 0, "uint": 1, "bool": 2, "float64": 3, "float32": 4, "complex128": 5, "complex64": 6}
-FIRST_ELEMENT = 16
+NAMED = 16
 
 
 def print_line(template: str, address: int, count: int) -> None:
@@ -42,13 +42,12 @@ def print_line(template: str, address: int, count: int) -> None:
 
 def _values(numbers: Iterator[Any]) -> Iterator[Any]:
     for kind, first, second in numbers:
-        if kind < FIRST_ELEMENT:
+        if kind < NAMED:
             yield _number(kind, first, second)
             continue
-        element = by_number(kind - FIRST_ELEMENT)
-        assert element is not None
-        parts = [_number(*next(numbers)) for _ in range(element.count)]
-        yield f"{element.__name__}({', '.join(map(str, parts))})"
+        name = ctypes.string_at(int.from_bytes(first, sys.byteorder)).decode()
+        parts = [_number(*next(numbers)) for _ in range(kind - NAMED)]
+        yield f"{name}({', '.join(map(str, parts))})"
 
 
 def _number(kind: int, first: bytes, second: bytes) -> Any:

@@ -31,7 +31,7 @@ from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs, row_func
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register
 from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
-from numbridge.kernels.compilation.declared_calls import declared_calls
+from numbridge.kernels.compilation.declared_calls import Copies, declared_calls
 from numbridge.kernels.compilation.integer_powers import check_powers
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
@@ -44,6 +44,7 @@ from numbridge.kernels.element_types.numba_records import numba_record, register
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE, HALVES
+from numbridge.kernels.language.static_names import is_dispatcher
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
 
@@ -121,12 +122,23 @@ def numba_type(parameter: ParameterType) -> Any:
     return dtype
 
 
+def _in_this_thread(own: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what does for this thread what `own` does: numba.cuda compiles for others without a lock, when they launch."""
+    this = threading.get_ident()
+
+    def either(*given: Any, **options: Any) -> Any:
+        return (own if threading.get_ident() == this else original)(*given, **options)
+
+    return either
+
+
 @contextlib.contextmanager
 def _for_capability(capability: tuple[int, int]) -> Iterator[None]:
     """Answer numba.cuda's question for the current device, which it asks when it compiles a device function."""
     with _compiling:
         original = dispatcher.get_current_device
-        dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+        here = SimpleNamespace(compute_capability=capability)
+        dispatcher.get_current_device = _in_this_thread(lambda: here, original)
         try:
             yield
         finally:
@@ -146,7 +158,7 @@ def _as_nvvm_wants(*, fused: bool) -> Iterator[None]:
         once = modules if isinstance(modules, str) else [*dict.fromkeys(modules)]
         return original(once, **options) if fused else original(once, fma=False, **options)
 
-    nvvm.compile_ir = compile_ir
+    nvvm.compile_ir = _in_this_thread(compile_ir, original)
     try:
         yield
     finally:
@@ -166,7 +178,11 @@ def _nvrtc_errors() -> tuple[type[BaseException], ...]:
 def _without_driver() -> Iterator[None]:
     """Let NVRTC make code for the linker of CUDA C++: for PTX it asks the driver. `_for_capability` is around this."""
     original = nvrtc.compile
-    nvrtc.compile = lambda *given, **options: original(*given, **{**options, "ltoir": True})
+
+    def compile(*given: Any, **options: Any) -> Any:
+        return original(*given, **{**options, "ltoir": True})
+
+    nvrtc.compile = _in_this_thread(compile, original)
     try:
         yield
     finally:
@@ -250,10 +266,10 @@ def compile_ptx(
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:
-        calls = linked_calls(cuda_target.target_context, lambda: _overloads(names), in_process=False)
+        calls = linked_calls(cuda_target.target_context, lambda: _overloads(names, copies), in_process=False)
         capable = _for_capability(capability)
-        declared = declared_calls(cuda_target.typing_context, everything=True)
-        with capable, _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu(), calls, declared:
+        declared = declared_calls(cuda_target.typing_context, _copied_on_cuda, everything=True)
+        with as_on_the_cpu(), capable, _without_driver(), _as_nvvm_wants(fused=fused), declared as copies, calls:
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )
@@ -269,8 +285,9 @@ def compile_ptx(
     # Calls with more or fewer arguments than there is code for, or what is wrong in that code
     except (ValueError, LookupError, AssertionError) as error:
         raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
-    check_components(_overloads(names), entry, origin)
-    check_powers(_overloads(names), entry, origin)
+    compiled = _overloads(names, copies)
+    check_components(compiled, entry, origin)
+    check_powers(compiled, entry, origin)
     ptx, *others = codes
     head = _ENTRY.search(ptx)
     if head is None:
@@ -279,7 +296,14 @@ def compile_ptx(
     whole = {name: value for name, value in names.items() if name not in STEPS}
     places = kernel_places(parameters)
     ptx, left = _without_unread(ptx, head, len(places))
-    return ptx, head[1], tuple(places[k] for k in left), _wide_lines(whole, text), objects_of(others)
+    wide = _wide_lines(_overloads(whole, copies), text, filename)
+    return ptx, head[1], tuple(places[k] for k in left), wide, objects_of(others)
+
+
+def _copied_on_cuda(function: Any) -> Any:
+    """Return what numba.cuda makes of a function of `numba.njit` that a kernel calls, of which nothing is compiled yet."""
+    options = {"debug": False, "opt": True, **function.targetoptions, "device": True}
+    return dispatcher.CUDADispatcher(function.py_func, options)
 
 
 def _of_halves(text: str) -> dict[str, Any]:
@@ -411,20 +435,22 @@ def compile_cubin(
     return Compiled((link(ptx, capability, entry, linked),), {"kernel": symbol}, (), facts)
 
 
-def _overloads(names: Mapping[str, Any]) -> list[Any]:
-    """Return what numba.cuda compiled of the generated functions."""
-    found = (overload for value in names.values() for overload in getattr(value, "overloads", {}).values())
-    # Code that Numba's own cache had is the CPU's, and a text stands for its types.
-    return [overload for overload in found if not isinstance(getattr(overload, "type_annotation", None), str)]
+def _overloads(names: Mapping[str, Any], copies: Copies) -> list[Any]:
+    """Return what numba.cuda compiled of the generated functions, and of those that they call."""
+    values = (*names.values(), *copies.all)
+    # What Numba has compiled of a function for the CPU says nothing here.
+    called = [value for value in values if not is_dispatcher(value)]
+    return [overload for value in called for overload in getattr(value, "overloads", {}).values()]
 
 
-def _wide_lines(names: Mapping[str, Any], text: str) -> tuple[str, ...]:
+def _wide_lines(overloads: Sequence[Any], text: str, filename: str) -> tuple[str, ...]:
     """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
     found: set[int] = set()
-    for overload in _overloads(names):
+    for overload in overloads:
         annotation = getattr(overload, "type_annotation", None)
         for expression, signature in annotation.calltypes.items() if annotation is not None else ():
-            if signature is not None and signature.return_type in (types.float64, types.complex128):
+            is_here = expression.loc.filename == filename  # and not in that of a function of `numba.njit`
+            if is_here and signature is not None and signature.return_type in (types.float64, types.complex128):
                 found.add(expression.loc.line)
     lines = text.splitlines()
     return tuple(lines[number - 1].strip() for number in sorted(found) if 0 < number <= len(lines))

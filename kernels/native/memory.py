@@ -35,8 +35,10 @@ _options = {
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
     "no_rewrites": True,
+    # Numba would take what is not said here from who calls the function first, for everybody after that.
+    "fastmath": False,
 }
-native = njit(**_options)
+native = njit(**_options, forceinline=False)
 # For what every launch runs through: LLVM does not inline large functions by itself.
 inlined = njit(forceinline=True, **_options)
 

@@ -135,3 +135,16 @@ def test_a_printing_kernel_comes_from_the_cache_without_numba(run_python, tmp_pa
     start = f"import runpy; runpy.run_path({str(script)!r})"
     run_python(start)
     assert run_python(start).splitlines() == ["x is 1.0", "False"]
+
+
+def test_an_element_is_the_same_in_another_process_that_has_other_types(run_python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\nimport numbridge as nb\n"
+        "vec9 = nb.vector(9, nb.float32)\n"
+        "@nb.kernel\ndef show(x: nb.array[vec9]):\n    i = nb.tid()\n    print('x is', x[i])\n"
+        "nb.launch(show, 1, [np.ones((1, 9), np.float32)])\n"
+    )
+    start = f"import runpy; runpy.run_path({str(script)!r})"
+    with_others = f"import numbridge as nb; nb.vector(7, nb.float32), nb.matrix((2, 7), nb.float32); {start}"
+    assert run_python(start) == run_python(with_others) == f"x is vec9({', '.join(['1.0'] * 9)})\n"
