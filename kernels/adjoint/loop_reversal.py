@@ -15,7 +15,7 @@ from numbridge.kernels.adjoint.checkpoint import Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Values, meeting, moves
 from numbridge.kernels.adjoint.forward_sweep import INTERVALS, STACK, log_name
-from numbridge.kernels.adjoint.ir import Array, Carried, If, Loop, Meet, Op, Region, walk
+from numbridge.kernels.adjoint.ir import Array, Carried, If, Loop, Meet, Op, Region, Store, walk
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 
 __all__ = ["LoopReversal"]
@@ -157,7 +157,7 @@ class LoopReversal(Accumulation, ABC):
     def _undo(self, array: Array, marks: str) -> None:
         """Bring back what was stored in an array since its log was as high as the uppermost entry of a stack tells."""
         memory = array.name if inference.element_of(array.dtype) is None else f"_nb_components({array.name})"
-        among_others = not self.in_turn and any(op.array is array for op in self._alike)
+        among_others = not self.in_turn and any(isinstance(op, Store) and op.array is array for op in self._alike)
         undo = f"_nb_stack_undo{'_among_others' * among_others}"
         self.lines.add(f"{undo}({log_name(array)}, {memory}, _nb_stack_pop({marks}, 0))")
 
