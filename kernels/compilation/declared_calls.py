@@ -27,6 +27,7 @@ from numba.core.registry import cpu_target
 from numba.extending import overload
 
 from numbridge.kernels.language.njit_functions import declared, kept_values
+from numbridge.kernels.language.source import reads_what_it_did
 from numbridge.kernels.language.static_names import instance_of, is_dispatcher
 
 __all__ = ["Copies", "copied_on_the_cpu", "declared_calls"]
@@ -92,10 +93,11 @@ def _is_copied(dispatcher: Any) -> bool:
     function = dispatcher.py_func
     if not dispatcher._can_compile or GENERATED in function.__globals__:
         return False
-    if (function.__module__ or "").startswith("numbridge."):
-        return False
-    # Code that is compiled now would not have what has changed since.
-    return all(dependency.is_unchanged() for dependency in kept_values(dispatcher))
+    home = (function.__module__ or "").partition(".")[0]
+    if home in ("numbridge", "numba"):
+        return home == "numba"
+    # Code that is compiled now would not have what has changed since. What kernels are stored under says the same of a function.
+    return reads_what_it_did(dispatcher)
 
 
 @contextmanager

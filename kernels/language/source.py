@@ -59,6 +59,7 @@ __all__ = [
     "call_rank",
     "index_uses",
     "memory_arguments",
+    "reads_what_it_did",
 ]
 
 Role = Literal["kernel", "func"]
@@ -1016,6 +1017,15 @@ def _njit_source(dispatcher: Any) -> FunctionSource:
         found.kept = (*found.read(), *kept_values(dispatcher))
         found.declared = declared(dispatcher)
     return found
+
+
+def reads_what_it_did(dispatcher: Any) -> bool:
+    """Tell whether an njit function reads now what it did when it was first asked for, and what its compiled code had then."""
+    try:
+        kept = _njit_source(dispatcher).kept or ()
+    except KernelError:
+        kept = (*kept_values(dispatcher),)
+    return all(dependency.is_unchanged() for dependency in kept)
 
 
 def _written_out_source(value: Any) -> FunctionSource | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import numba
 import numpy as np
@@ -133,6 +133,20 @@ def test_a_function_is_as_exact_as_the_kernel_that_calls_it(nothing_is_stored, o
     found = {fastmath: run(of(function, fastmath=fastmath), 1e16, 1.0) for fastmath in order}
     assert found == {False: -1.0, True: 0.0}
     assert function(1e16, 1.0) == -1.0
+
+
+def test_a_function_has_the_values_that_its_kernel_is_found_by(nothing_is_stored):
+    def scaled(a, b):
+        return a * b * FACTOR  # noqa: F821
+
+    namespace = {"FACTOR": 2.0}
+    function = numba.njit(FunctionType(scaled.__code__, namespace))
+    found = [run(of(function), 1.0, 1.0)]
+    namespace["FACTOR"] = 3.0
+    assert function(1.0, 1.0) == 3.0  # whose code keeps it
+    namespace["FACTOR"] = 2.0
+    found.append(run(of(function), 1.0, 1.0))
+    assert found == [2.0, 2.0]
 
 
 def test_a_function_on_cuda_is_that_of_whose_kernel_calls_it(monkeypatch):
