@@ -13,13 +13,14 @@ import numbridge as nb
 from block_kernels import CASES
 from ptx_emulator.execution import BadAccessError
 from ptx_emulator.meetings import MeetingError
+from ptx_emulator.races import RaceError
 
 FULL = 0xFFFFFFFF
 
 
-def launched(kernel, configuration, values):
+def launched(kernel, configuration, values, *, races=True):
     """Launch a kernel on an emulated device, and return what it printed; the arrays have what it left."""
-    with emulated_cuda.emulated_cuda() as device:
+    with emulated_cuda.emulated_cuda(races=races) as device:
         kernel[configuration](*(device.on_device(v) if isinstance(v, np.ndarray) else v for v in values))
         return "".join(device.printed)
 
@@ -62,9 +63,11 @@ def test_a_case_needs_each_of_its_barriers(name, monkeypatch):
     for number in range(count):
         monkeypatch.setattr(emulated_cuda, "machine", without(number))
         values = case.arguments()
-        launched(case.kernel, case.configuration, values)
+        launched(case.kernel, case.configuration, values, races=False)
         with pytest.raises(AssertionError, match="Arrays are not equal"):
             case.check(values)
+        with pytest.raises(RaceError, match="nothing orders"):
+            launched(case.kernel, case.configuration, case.arguments())
 
 
 # What goes wrong

@@ -125,7 +125,7 @@ def added_parts(x, y, r, out):
     i = nb.tid()
     cuda.atomic.add(out.real, i // 2, (x[i] * y[i]).real)
     cuda.atomic.add(out.imag, i // 2, r[i] * x[i].imag)
-    out.real[i] += r[i]
+    cuda.atomic.add(out.real, i, r[i])
 
 
 @nb.kernel
