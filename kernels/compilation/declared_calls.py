@@ -59,7 +59,7 @@ class Copies:
     def of_ufunc(self, function: Any) -> Any:
         """Return what is called in the place of a function of `numba.vectorize`, which may be itself."""
         dispatcher = function._dispatcher
-        if function._frozen or not all(dependency.is_unchanged() for dependency in kept_values(dispatcher)):
+        if function._frozen or not _is_settled(dispatcher):
             return function
         flags = targetconfig.ConfigStack.top_or_none()
         options = "" if flags is None else f"{flags.fastmath} {flags.forceinline}"
@@ -83,6 +83,11 @@ def copied_on_the_cpu(dispatcher: Any) -> Any:
     """Return a function of the same source and options of which nothing is compiled yet."""
     compiler = dispatcher._compiler
     return type(dispatcher)(dispatcher.py_func, compiler.locals, dispatcher.targetoptions, compiler.pipeline_class)
+
+
+def _is_settled(dispatcher: Any) -> bool:
+    """Tell whether all values are as they were that the function's compiled code has kept."""
+    return all(dependency.is_unchanged() for dependency in kept_values(dispatcher))
 
 
 def _is_copied(dispatcher: Any) -> bool:
@@ -163,9 +168,8 @@ def _called(dispatcher: Any, *, everything: bool) -> Any:
         return None
     if dispatcher not in _CALLED:
         # Code that is compiled now would not have what has changed since; and what calls itself calls what was compiled.
-        is_settled = all(dependency.is_unchanged() for dependency in kept_values(dispatcher))
         calls_itself = any(value is dispatcher for value in _globals_of(dispatcher.py_func))
-        _CALLED[dispatcher] = _entered(dispatcher, found) if is_settled and not calls_itself else None
+        _CALLED[dispatcher] = _entered(dispatcher, found) if _is_settled(dispatcher) and not calls_itself else None
     return _CALLED[dispatcher]
 
 

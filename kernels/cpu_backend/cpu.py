@@ -388,8 +388,7 @@ def _described(dispatcher: Any) -> Iterator[Any]:
         if hasattr(overload.type_annotation, "blocks"):
             yield overload
             continue
-        compiler, types_given = dispatcher._compiler, overload.signature.args
-        anew = type(dispatcher)(dispatcher.py_func, compiler.locals, dispatcher.targetoptions, compiler.pipeline_class)
+        anew, types_given = copied_on_the_cpu(dispatcher), overload.signature.args
         anew.compile(types_given)
         yield anew.overloads[types_given]
 

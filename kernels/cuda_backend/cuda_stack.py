@@ -11,6 +11,7 @@ The meaning is that of `cpu_stack`. Importing this module imports numba.cuda, so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -113,32 +114,20 @@ def _note(typing_context: Any, entry: Any, array: Any, index: Any) -> Any:
     return types.void(types.int64, array, index), generate
 
 
-@intrinsic
-def _bring_back(typing_context: Any, entry: Any, array: Any) -> Any:
-    """Store what `_note` wrote into two entries where it was; the array tells of what type it is."""
+def _bringing_back(store: Callable[[Any, Any, Any], object]) -> Any:
+    """Return what stores what `_note` wrote into two entries where it was; the array tells of what type it is."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = context.get_data_type(array.dtype).as_pointer()
-        place = builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
-        held = builder.load(builder.inttoptr(builder.add(arguments[0], _WORD(_ROW)), pointer))
-        builder.store(held, builder.inttoptr(place, pointer))
-        return context.get_dummy_value()
+    def bring_back(typing_context: Any, entry: Any, array: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = context.get_data_type(array.dtype).as_pointer()
+            place = builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
+            held = builder.load(builder.inttoptr(builder.add(arguments[0], _WORD(_ROW)), pointer))
+            store(builder, builder.inttoptr(place, pointer), held)
+            return context.get_dummy_value()
 
-    return types.void(types.int64, array), generate
+        return types.void(types.int64, array), generate
 
-
-@intrinsic
-def _bring_back_among_others(typing_context: Any, entry: Any, array: Any) -> Any:
-    """Do the same where other threads may be storing, too."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = context.get_data_type(array.dtype).as_pointer()
-        place = builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
-        held = builder.load(builder.inttoptr(builder.add(arguments[0], _WORD(_ROW)), pointer))
-        store_strongly(builder, builder.inttoptr(place, pointer), held)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, array), generate
+    return intrinsic(bring_back)
 
 
 @intrinsic
@@ -233,24 +222,24 @@ def remember_other(log: Any, array: Any, index: Any, value: Any) -> None:
         moved(array, top + _ROW - address)[index] = found
 
 
-@cuda.jit(device=True)
-def undo(log: Any, array: Any, mark: Any) -> None:
-    """Bring back everything that was remembered since a stack was as high as `mark`."""
-    top, end = _word(log, _TOP), _word(log, _BOTTOM) + mark
-    while top > end:
-        top -= 2 * _ROW
-        _bring_back(top, array)
-    _set_word(log, _TOP, top)
+def _undoing(store: Callable[[Any, Any, Any], object]) -> Any:
+    """Return what brings back everything that was remembered since a stack was as high as `mark`, storing it in a way."""
+    bring_back = _bringing_back(store)
+
+    @cuda.jit(device=True)
+    def undo(log: Any, array: Any, mark: Any) -> None:
+        top, end = _word(log, _TOP), _word(log, _BOTTOM) + mark
+        while top > end:
+            top -= 2 * _ROW
+            bring_back(top, array)
+        _set_word(log, _TOP, top)
+
+    return undo
 
 
-@cuda.jit(device=True)
-def undo_among_others(log: Any, array: Any, mark: Any) -> None:
-    """Do the same for an array of which other threads may be storing numbers by `remember_other`."""
-    top, end = _word(log, _TOP), _word(log, _BOTTOM) + mark
-    while top > end:
-        top -= 2 * _ROW
-        _bring_back_among_others(top, array)
-    _set_word(log, _TOP, top)
+undo = _undoing(lambda builder, pointer, value: builder.store(value, pointer))
+# For an array of which other threads may be storing numbers by `remember_other`
+undo_among_others = _undoing(store_strongly)
 
 
 @cuda.jit(device=True)
