@@ -40,7 +40,7 @@ __all__ = [
     "open_fronts",
 ]
 
-MODULES = ("entry", "front", "records", "lent")
+MODULES = ("entry", "front", "records", "lent", "stacks")
 EXCHANGE_MODULES = ("dlpack", "exchange_table", "checksum")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _keep: list[Any] = []

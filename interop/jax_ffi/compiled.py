@@ -141,6 +141,8 @@ def lay_out_geometry(words, args, geometry):
         extent = dimension(words, args, k)
         store_i64(geometry, 8 * k, extent)
         total *= extent
+    for k in range(rank, core.MAX_DIMS):
+        store_i64(geometry, 8 * k, 0)
     for k in range(3):
         block, grid = load_i64(words, nb.WORD_BLOCK + 8 * k), load_i64(words, nb.WORD_GRID + 8 * k)
         # A division takes as long as the rest of this function, so the grid comes along where it can.

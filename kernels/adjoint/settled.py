@@ -79,11 +79,11 @@ class _Extent(NamedTuple):
 
 class _Counter(NamedTuple):
     loop: Loop
-    of_store: bool
+    of_later: bool
 
 
 class _Later(NamedTuple):
-    """How many trips of a loop the store comes after the load."""
+    """How many trips of a loop the later one comes after the earlier one."""
 
     loop: Loop
 
@@ -201,6 +201,18 @@ class Settled:
 
     # What comes after what
 
+    def may_find(self, load: Load, store: Store, loops: list[Loop]) -> bool:
+        """Tell whether a load may find what a store leaves, in one trip of all around these loops, which are around both.
+
+        Parameters
+        ----------
+        load, store : Load, Store
+            Of one array.
+        loops : list of Loop
+            The loops around both that make several trips, each in the one before.
+        """
+        return self._follows(load, store, loops)
+
     def _may_end(self, store: Store, load: Load) -> bool:
         """Tell whether something may be stored to an element at any time after it was loaded."""
         around = self._survey.loops(store)
@@ -215,17 +227,20 @@ class Settled:
             self._answers[key] = self._follows(store, load, common[common.index(loop) :])
         return self._answers[key]
 
-    def _follows(self, store: Store, load: Load, loops: list[Loop]) -> bool:
-        """Tell the same of the first of some loops, each in the one before, within one trip of all that are around them."""
-        both = _Both(self, self._survey, store, load, loops[0] if loops else None)
+    def _follows(self, later: Load | Store, earlier: Load | Store, loops: list[Loop]) -> bool:
+        """Tell whether one of two may come to an element after the other has, in one trip of all around some loops.
+
+        The loops are around both, each in the one before.
+        """
+        both = _Both(self, self._survey, later, earlier, loops[0] if loops else None)
         if both.differ():
             return False
         if not loops:
-            return self._survey.order[store] > self._survey.order[load]
+            return self._survey.order[later] > self._survey.order[earlier]
         trips = both.trips_between()
         if any(number % 1 for number in trips):
             return False
-        return self._follows(store, load, loops[1:]) if 0 in trips else True
+        return self._follows(later, earlier, loops[1:]) if 0 in trips else True
 
     # Numbers
 
@@ -269,40 +284,40 @@ class Settled:
 
 @dataclass
 class _Both:
-    """A load and a store in the same trip of a loop or a later one, in one trip of all loops around it.
+    """Two of an array's loads and stores, in the same trip of a loop or one in a later one, in one trip of all loops around it.
 
     Without a loop, they are in the same trip of all loops around both.
     """
 
     settled: Settled
     survey: Survey
-    store: Store
-    load: Load
+    later: Load | Store
+    earlier: Load | Store
     loop: Loop | None
 
     def differ(self) -> bool:
         """Tell whether they certainly go to different elements."""
-        least = functools.partial(self._at_least, from_load=True)
+        least = functools.partial(self._at_least, from_earlier=True)
         return any(least(far) > 0 or least(_NOTHING.plus(far, -1)) > 0 for far in self._distances)
 
     def trips_between(self) -> set[float]:
-        """Return how many trips after the load the store comes that goes to the same element, by each axis that tells."""
+        """Return how many trips after the earlier one the later one comes to the same element, by each axis that tells."""
         assert self.loop is not None
-        later = _Later(self.loop)
-        return {-far.known / far.terms[later] for far in self._distances if far.terms.keys() == {later}}
+        trips = _Later(self.loop)
+        return {-far.known / far.terms[trips] for far in self._distances if far.terms.keys() == {trips}}
 
     @functools.cached_property
     def _distances(self) -> list[_Sum]:
-        """By how much the store's index is greater, by axis, where that is known, and neither may count from the end."""
+        """By how much the later one's index is greater, by axis, where that is known, and neither may count from the end."""
         found = []
-        for one, other in zip(self.store.index, self.load.index, strict=False):
-            stored, loaded = self._seen(one, True), self._seen(other, False)
-            if stored is not None and loaded is not None and min(map(self._at_least, (stored, loaded))) >= 0:
-                found.append(self._from_load(stored).plus(loaded, -1))
+        for one, other in zip(self.later.index, self.earlier.index, strict=False):
+            last, first = self._seen(one, True), self._seen(other, False)
+            if last is not None and first is not None and min(map(self._at_least, (last, first))) >= 0:
+                found.append(self._from_earlier(last).plus(first, -1))
         return found
 
-    def _from_load(self, found: _Sum) -> _Sum:
-        """Return a sum in which the store counts the loop's trips from that of the load."""
+    def _from_earlier(self, found: _Sum) -> _Sum:
+        """Return a sum in which the later one counts the loop's trips from that of the earlier one."""
         counter = None if self.loop is None else _Counter(self.loop, True)
         if self.loop is None or counter not in found.terms or self._step(self.loop) is None:
             return found
@@ -314,7 +329,7 @@ class _Both:
         step = loop.bounds[2].constant if loop.index is not None else None
         return step if type(step) is int and step else None
 
-    def _seen(self, value: Value, of_store: bool) -> _Sum | None:
+    def _seen(self, value: Value, of_later: bool) -> _Sum | None:
         """Return a number of one of the two as a sum; None if the other may find another number by the same name."""
         found = self.settled.sum_of(value)
         terms: dict[Any, int] = {}
@@ -323,7 +338,7 @@ class _Both:
             if definer is None or self._is_alike(definer, term):
                 terms[term] = factor
             elif isinstance(definer, Loop) and term is definer.index:
-                terms[_Counter(definer, of_store)] = factor
+                terms[_Counter(definer, of_later)] = factor
             else:
                 return None
         return None if found is None else _Sum(found.known, terms)
@@ -335,10 +350,10 @@ class _Both:
         around = self.survey.loops(definer)
         if isinstance(definer, Loop) and not any(value is carried.result for carried in definer.carried):
             around = [definer, *around]
-        both = {*self.survey.loops(self.store)} & {*self.survey.loops(self.load)}
+        both = {*self.survey.loops(self.later)} & {*self.survey.loops(self.earlier)}
         return both.issuperset(around)
 
-    def _at_least(self, found: _Sum, *, from_load: bool = False) -> float:
+    def _at_least(self, found: _Sum, *, from_earlier: bool = False) -> float:
         """Return a number that a sum is not less than; minus infinity if none is known."""
         for _ in range(_DEEPEST):
             counting = [(term, *counter) for term in found.terms if (counter := self._counter(term)) is not None]
@@ -346,12 +361,12 @@ class _Both:
                 known = all(factor > 0 and self.settled.is_nonnegative(term) for term, factor in found.terms.items())
                 return found.known if known else -math.inf
             # The bounds of inner loops may be made of the counters of outer ones.
-            term, loop, of_store = max(counting, key=lambda one: self.survey.order[one[1]])
+            term, loop, of_later = max(counting, key=lambda one: self.survey.order[one[1]])
             factor = found.terms[term]
-            bound = self._bound(loop, of_store, lowest=factor > 0)
+            bound = self._bound(loop, of_later, lowest=factor > 0)
             if bound is None:
                 break
-            found = found.without(term).plus(self._from_load(bound) if from_load else bound, factor)
+            found = found.without(term).plus(self._from_earlier(bound) if from_earlier else bound, factor)
         return -math.inf
 
     def _counter(self, term: Any) -> tuple[Loop, bool] | None:
@@ -361,13 +376,13 @@ class _Both:
         definer = self.survey.definers.get(term) if isinstance(term, Value) else None
         return (definer, True) if isinstance(definer, Loop) and term is definer.index else None
 
-    def _bound(self, loop: Loop, of_store: bool, *, lowest: bool) -> _Sum | None:
+    def _bound(self, loop: Loop, of_later: bool, *, lowest: bool) -> _Sum | None:
         """Return what a loop's counter is not less than, or not more than."""
         start, stop, step = loop.bounds
         if self._step(loop) is None:
             return None
         begins = lowest == (step.constant > 0)
-        found = self._seen(start if begins else stop, of_store)
+        found = self._seen(start if begins else stop, of_later)
         if found is None or begins:
             return found
         return found.plus(_Sum(1 if lowest else -1, {}))

@@ -1,6 +1,6 @@
 """Stacks of a thread that grow on the heap, for what adjoints must remember of loops that change arrays.
 
-A stack is the address of four words: memory, capacity and height, in bytes, and the crew of the thread's block, if it has one.
+A stack is the address of four words (`table_layout.STACK_MEMORY`): memory, capacity, height, and the crew of the thread's block.
 Every entry takes eight bytes. What a thread pushes it pops, and `free` gives the memory back; a crew gives back what those of its
 threads still have that another one has ended. Everything runs without the GIL and without Numba's runtime; a push for which there
 is no memory raises. Importing this module imports Numba, so only code that is about to compile does.
@@ -15,19 +15,18 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from numbridge.kernels.cpu_backend.cpu_atomics import element_address
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external, load_i64, store_i64
 
-__all__ = ["STACK", "STACK_BYTES"]
+__all__ = ["STACK"]
 
 _ENTRY = 8
 _FIRST = 1 << 12
-_MEMORY, _CAPACITY, _HEIGHT, _CREW = 0, 8, 16, 24
-_WORDS = 4
-STACK_BYTES = 8 * _WORDS
-"""How many bytes a stack takes; the last word is that of the crew."""
+_MEMORY, _CAPACITY, _HEIGHT, _CREW = nb.STACK_MEMORY, nb.STACK_CAPACITY, nb.STACK_HEIGHT, nb.STACK_CREW
+_WORDS = nb.STACK_SIZE // 8
 
-_reallocate = external("realloc", types.int64, types.int64, types.int64)
-_release = external("free", types.void, types.int64)
+_release = external("numbridge_stack_free", types.void, types.int64)
+_more = external("numbridge_stack_grow", types.int64, types.int64)
 _lend_more = external("numbridge_crew_lend", types.int64, types.int64, types.int64, types.int64)
 _take_back = external("numbridge_crew_take_back", types.void, types.int64, types.int64)
 # Nothing calls these from Python, which knows no floats of 16 bits.
@@ -108,13 +107,9 @@ _take_element = _taker(lambda array: array.dtype)
 
 @_function
 def _grow(stack: int) -> None:
-    """Double a stack's memory."""
-    capacity = max(2 * load_i64(stack, _CAPACITY), _FIRST)
-    memory = _reallocate(load_i64(stack, _MEMORY), capacity)
-    if memory == 0:
+    """Double a stack's memory, at least."""
+    if _more(stack) == 0:
         raise MemoryError
-    store_i64(stack, _MEMORY, memory)
-    store_i64(stack, _CAPACITY, capacity)
 
 
 @_function
@@ -218,23 +213,17 @@ def undo(log: Any, array: Any, mark: Any) -> None:
 
 
 @_inlined
-def _empty(stack: Any) -> None:
-    store_i64(stack, _MEMORY, 0)
-    store_i64(stack, _CAPACITY, 0)
-    store_i64(stack, _HEIGHT, 0)
-
-
-@_inlined
 def free(stack: Any) -> None:
     """Give a stack's memory back."""
-    _release(load_i64(stack, _MEMORY))
-    _empty(stack)
+    _release(stack)
 
 
 @_inlined
 def _free_in_crew(stack: Any) -> None:
     _take_back(load_i64(stack, _CREW), load_i64(stack, _MEMORY))
-    _empty(stack)
+    store_i64(stack, _MEMORY, 0)
+    store_i64(stack, _CAPACITY, 0)
+    store_i64(stack, _HEIGHT, 0)
 
 
 _SAME = {"pop": pop, "height": height}

@@ -26,6 +26,8 @@ __all__ = ["RUN", "WORK", "LaneSource", "Private", "range_source"]
 
 RUN, WORK = "_nb_run", "_nb_work"
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
+# The extents of a launch whose kernel asks for no index: of any number of axes, or all in one; 0 for axes that it has not
+_ANY_EXTENTS = [f"_nb_max(_nb_load(_nb_geometry, {8 * k}), 1)" for k in range(nb.MAX_DIMS)]
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,11 @@ def range_source(
     threads = Threads(rank, hidden, len(sums), lanes, emitted.active, not emitted.generated, interior)
     passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""
-    if private is not None and threads.active.strides:
-        # A range of threads has indices all over the launch, so that those near its ends are not those near others'.
+    if private is not None and (threads.active.strides or rank == 0):
+        # A range of threads has indices all over the launch, or none, so that those near its ends are not those near others'.
         private = replace(private, distance=None)
-    if private is None or rank == 0:
-        told = ["False"] if private is not None and private.entry == entry else []
-        loop = _loop(entry, [*passed, *(total.name for total in totals), *told], threads, ahead)
+    if private is None:
+        loop = _loop(entry, [*passed, *(total.name for total in totals)], threads, ahead)
     else:
         bodies = dict.fromkeys((entry, private.entry))
         passed += [total.name for total in totals]
@@ -176,7 +177,7 @@ def _sizes(threads: Threads) -> list[str]:
 def _parts(entry: str, private: Private, names: Sequence[str], threads: Threads, additions: int | str) -> list[str]:
     """Return the lines that run a range in up to three parts: threads near its ends may meet those of other ranges."""
     extents = [f"_nb_n{k}" for k in range(threads.rank)]
-    total, row = " * ".join(extents), " * ".join(extents[1:]) or "1"
+    total, row = " * ".join(extents or _ANY_EXTENTS), " * ".join(extents[1:]) or "1"
     whole = f"_nb_first == 0 and _nb_last == {total}"
 
     def run(body: str, start: str, stop: str, *, alone: bool, copies: bool = False) -> list[str]:

@@ -6,7 +6,6 @@ Importing this module imports numba.cuda, so only code that is about to compile 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import operator
 import re
 import threading
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from numba import cuda, types
 from numba.core.errors import NumbaError
 from numba.cuda import cudadecl, dispatcher
@@ -44,7 +42,7 @@ from numbridge.kernels.element_types.numba_records import numba_record, register
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE, HALVES
-from numbridge.kernels.language.static_names import is_dispatcher
+from numbridge.kernels.language.static_names import import_of_numba_cuda, is_dispatcher
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
 
@@ -65,22 +63,8 @@ _RESHAPES = "numba_attempt_nocopy_reshape"
 _compiling = threading.RLock()
 
 
-def _load_arrays() -> None:
-    """Import numba.cuda's arrays, which it does by itself when it first compiles.
-
-    Until 0.30 they name ``numpy.row_stack``, which NumPy 2.5 does not have any more; it was a name of ``vstack``.
-    """
-    lacks = not hasattr(np, "row_stack")
-    if lacks:
-        np.row_stack = np.vstack
-    try:
-        importlib.import_module("numba.cuda.np.arrayobj")
-    finally:
-        if lacks:
-            del np.row_stack
-
-
-_load_arrays()
+# numba.cuda does so by itself when it first compiles.
+import_of_numba_cuda("np.arrayobj")
 register(lower_cast, cuda.types)
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "Static",
     "has_static_members",
     "import_member",
+    "import_of_numba_cuda",
     "instance_of",
     "is_cuda_dispatcher",
     "is_dispatcher",
@@ -62,7 +63,22 @@ def has_static_members(value: Any, attribute: str) -> bool:
 def import_member(value: Any, attribute: str) -> None:
     """Import a module of numba.cuda that it imports itself when it first compiles, so that kernels need not."""
     if attribute in ("fp16", "bf16") and value is sys.modules.get("numba.cuda"):
-        importlib.import_module(f"numba.cuda.{attribute}")
+        import_of_numba_cuda(attribute)
+
+
+def import_of_numba_cuda(name: str) -> None:
+    """Import a module of numba.cuda that may import its arrays.
+
+    Until 0.30 these name ``numpy.row_stack``, which NumPy 2.5 does not have any more; it was a name of ``vstack``.
+    """
+    lacks = not hasattr(np, "row_stack")
+    if lacks:
+        np.row_stack = np.vstack
+    try:
+        importlib.import_module(f"numba.cuda.{name}")
+    finally:
+        if lacks:
+            del np.row_stack
 
 
 def instance_of(value: Any, module: str, name: str) -> bool:

@@ -39,7 +39,9 @@ STATE_LACKING = 160
 STATE_FRONT = 168
 # Whether exported memory that its consumer deletes is only put aside (see `native.dlpack`), and the last that was put aside, or 0
 STATE_RELEASES_LATER, STATE_PUT_ASIDE = 176, 184
-STATE_SIZE = 192
+# Memory that stacks have given back (see `native.stacks`): how many bytes there are, and the addresses of so many pieces, or 0
+STATE_SPARE_BYTES, STATE_SPARE, SPARE_COUNT = 192, 200, 32
+STATE_SIZE = STATE_SPARE + 8 * SPARE_COUNT
 FRONT_LAUNCH, FRONT_FORALL, FRONT_CONFIGURE, FRONT_KERNEL, FRONT_TABLES = 0, 1, 2, 3, 4
 FRONT_BLOCK, FRONT_BRACKETS, FRONT_DEVICE, FRONT_DEVICE_NAME, FRONT_MISSED, FRONT_NAMES, FRONT_ANY = (
     5,
@@ -50,6 +52,9 @@ FRONT_BLOCK, FRONT_BRACKETS, FRONT_DEVICE, FRONT_DEVICE_NAME, FRONT_MISSED, FRON
     10,
     16,
 )
+# A stack of a thread on the CPU (see `cpu_backend.cpu_stack`): memory, capacity and height in bytes, and its block's crew or 0
+STACK_MEMORY, STACK_CAPACITY, STACK_HEIGHT, STACK_CREW, STACK_SIZE = 0, 8, 16, 24, 32
+
 # The largest extents of a grid, and of a block along z: CUDA C++ Programming Guide, "Compute Capabilities"
 MAX_GRID_X, MAX_GRID_Y, MAX_GRID_Z, MAX_BLOCK_Z = (1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1, 64
 

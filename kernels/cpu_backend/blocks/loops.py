@@ -32,7 +32,6 @@ from numbridge.kernels.cpu_backend.blocks.reading import apart
 from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD, WHOLE, BlockSource
 from numbridge.kernels.cpu_backend.blocks.syntax import REST, NoPartsError, made_in_block
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
-from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes
 from numbridge.kernels.cpu_backend.lane_masks import MaskedText
 from numbridge.kernels.cpu_backend.lanes import FEW, NoLanesError, local_array_name, stored
@@ -41,7 +40,7 @@ from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 from numbridge.kernels.native.memory import store_i64, symbol
-from numbridge.kernels.native.table_layout import WARP_SIZE
+from numbridge.kernels.native.table_layout import STACK_SIZE, WARP_SIZE
 
 __all__ = ["NAMES", "Loops", "in_loops"]
 
@@ -308,7 +307,7 @@ def _stack_room(key: int) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             crew, count = arguments
-            address = _crew_memory(builder, crew, key, builder.mul(count, _WORD(STACK_BYTES)))
+            address = _crew_memory(builder, crew, key, builder.mul(count, _WORD(STACK_SIZE)))
             _or_raise(context, builder, address)
             return address
 
@@ -323,8 +322,8 @@ def _stack_at(typing_context: Any, crew: Any, room: Any, slot: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         crew, room, slot = arguments
-        address = builder.add(room, builder.mul(slot, _WORD(STACK_BYTES)))
-        words = builder.inttoptr(address, ir.ArrayType(_WORD, STACK_BYTES // 8).as_pointer())
+        address = builder.add(room, builder.mul(slot, _WORD(STACK_SIZE)))
+        words = builder.inttoptr(address, ir.ArrayType(_WORD, STACK_SIZE // 8).as_pointer())
         empty = ir.Constant(words.type.pointee, [0] * words.type.pointee.count)
         builder.store(builder.insert_value(empty, crew, words.type.pointee.count - 1), words)
         return address
