@@ -170,7 +170,7 @@ def compile_run(
         heads = (f"# {lanes_of} is {name} for {width} threads at once.\n" for name, width, lanes_of in named)
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         keep_text(Path(filename).name, text, anew=True)
-    tree = with_runs(parsed(text))
+    tree = with_runs(parsed(text), alone=True)
     tree = inlined(calls_chosen(tree, names, fastmath=fastmath, lanes=bool(together or in_blocks)))
     exec(compile(tree, filename, "exec"), names)
     names |= {lane_name(name, takes): part.call for name, made in together.items() for part, takes in made}

@@ -196,6 +196,29 @@ def restore(top: Any, place: Any, held: Any, array: Any) -> None:
 
 
 @_inlined
+def beyond(top: Any, count: Any) -> Any:
+    """Return the address that many entries from another."""
+    return top + _ENTRY * count
+
+
+@_inlined
+def trips(low: Any, high: Any, step: Any) -> Any:
+    """Return how many trips a range makes, of integers of any type, by a step that is positive."""
+    # Unsigned numbers that are out of range here have the same difference.
+    return max((types.int64(high) - types.int64(low) + step - 1) // step, 0)
+
+
+@_inlined
+def bring_back(log: Any, array: Any, mark: Any) -> None:
+    """Bring back everything that was remembered since a stack was as high as `mark`."""
+    memory, height = load_i64(log, _MEMORY), load_i64(log, _HEIGHT)
+    while height > mark:
+        height -= 2 * _ENTRY
+        _put(load_i64(memory + height, 0), _take_element(memory + height + _ENTRY, array))
+    store_i64(log, _HEIGHT, height)
+
+
+@_inlined
 def remember(log: Any, array: Any, index: Any) -> None:
     """Put an element's address and contents on a stack of a crew's thread, before something else is stored there."""
     _push_in_crew(log, element_address(array, index))
@@ -229,9 +252,10 @@ def _free_in_crew(stack: Any) -> None:
 _SAME = {"pop": pop, "height": height}
 _OWN = {"new": new, "push": push, "free": free}
 _RUNS = {"reserve": reserve, "release": release, "put": put, "put_place": put_place, "take": take, "restore": restore}
+_ALONE = {"trips": trips, "beyond": beyond, "bring_back": bring_back}
 _IN_CREW = {"new": _new_in_crew, "push": _push_in_crew, "remember": remember, "undo": undo, "free": _free_in_crew}
 STACK = {
-    **{f"_nb_stack_{name}": function for name, function in (_SAME | _OWN | _RUNS).items()},
+    **{f"_nb_stack_{name}": function for name, function in (_SAME | _OWN | _RUNS | _ALONE).items()},
     **{f"_nb_crew_stack_{name}": function for name, function in (_SAME | _IN_CREW).items()},
 }
 """What generated text calls these functions, those of a thread of a crew by names of their own; see `stack_runs`."""

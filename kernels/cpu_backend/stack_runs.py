@@ -6,6 +6,9 @@ likewise takes from a part that the stack has given up. Threads that run at once
 number of each (see `lanes`): what moves it is done once for all of them, and what stores or loads by each for itself. How high a
 stack was is the same for all, and goes to a stack of its own.
 
+A thread that has its stacks alone makes the room for all trips of a simple loop before it, and brings back what a log remembers
+in one call: a stack that moves in every trip would be waited for from one to the next.
+
 Nothing is compiled here, and no types are inferred.
 """
 
@@ -22,6 +25,8 @@ _NEW, _PUSH, _POP, _HEIGHT = (f"_nb_stack_{name}" for name in ("new", "push", "p
 _REMEMBER, _UNDO, _FREE = (f"_nb_stack_{name}" for name in ("remember", "undo", "free"))
 _RESERVE, _RELEASE = "_nb_stack_reserve", "_nb_stack_release"
 _PUT, PUT_PLACE, _TAKE, _RESTORE = (f"_nb_stack_{name}" for name in ("put", "put_place", "take", "restore"))
+_BRING_BACK, _BEYOND, _TRIPS = (f"_nb_stack_{name}" for name in ("bring_back", "beyond", "trips"))
+_SIMPLE = ast.Assign | ast.AugAssign | ast.Expr | ast.Pass
 COUNTED = frozenset({_RESERVE, _RELEASE})
 """What moves a stack by a number of entries, the second argument."""
 MOVES = COUNTED | {_NEW, _PUSH, _POP, _HEIGHT, _FREE}
@@ -45,13 +50,16 @@ def undoes(node: ast.AST) -> bool:
     return isinstance(node, ast.While) and any(map(moves_stack, ast.walk(node.test)))
 
 
-def with_runs(tree: ast.Module) -> ast.Module:
-    """Return a text in which stacks move once for a run of statements; it is changed in place."""
+def with_runs(tree: ast.Module, *, alone: bool = False) -> ast.Module:
+    """Return a text in which stacks move once for a run of statements; it is changed in place.
+
+    `alone` tells that a thread has its stacks for itself.
+    """
     for function in tree.body:
         if isinstance(function, ast.FunctionDef) and any(
             isinstance(node, ast.Name) and node.id == _NEW for node in ast.walk(function)
         ):
-            _Function(function).rewrite()
+            _Function(function, alone=alone).rewrite()
             ast.fix_missing_locations(function)
     return tree
 
@@ -86,8 +94,8 @@ class _Open:
 
 
 class _Function:
-    def __init__(self, tree: ast.FunctionDef) -> None:
-        self._tree = tree
+    def __init__(self, tree: ast.FunctionDef, *, alone: bool) -> None:
+        self._tree, self.alone = tree, alone
         self._tops = 0
         # The stacks that heights are pushed to, as well as numbers
         self._marked = {
@@ -105,11 +113,32 @@ class _Function:
             run.add(node)
         return run.made
 
-    def inner(self, node: ast.stmt) -> None:
-        """Rewrite the blocks of a statement."""
+    def inner(self, node: ast.stmt) -> list[ast.stmt]:
+        """Rewrite the blocks of a statement; return what stands before it now."""
         if isinstance(node, ast.If | ast.For | ast.While):
             node.body = self._block(node.body)
             node.orelse = self._block(node.orelse)
+        return self._ahead(node) if self.alone and isinstance(node, ast.For) else []
+
+    def _ahead(self, loop: ast.For) -> list[ast.stmt]:
+        """Let a loop whose trips push the same number of entries find the room for all of them; return what makes it."""
+        trips = _trips(loop)
+        if trips is None or not all(isinstance(node, _SIMPLE) for node in loop.body):
+            return []
+        names = [part.id for node in loop.body for part in ast.walk(node) if isinstance(part, ast.Name)]
+        made: list[ast.stmt] = []
+        for k, node in enumerate([*loop.body]):
+            match node:
+                # Nothing else in a trip may move the stack, or ask how high it is.
+                case ast.Assign([ast.Name(top)], ast.Call(ast.Name(called), [ast.Name(stack), count])) if (
+                    called == _RESERVE and names.count(stack) == 1
+                ):
+                    room = self.top()
+                    every = ast.BinOp(count, ast.Mult(), trips)
+                    made.append(_assign(room, _call(_RESERVE, _name(stack), every)))
+                    loop.body[k] = _assign(top, _name(room))
+                    loop.body.append(_assign(room, _call(_BEYOND, _name(top), count)))
+        return made
 
     def marked(self, stack: str) -> bool:
         return stack in self._marked
@@ -164,7 +193,8 @@ class _Run:
             ):
                 self._undo(log, memory, marks)
             case ast.If() | ast.For() | ast.While():
-                self._function.inner(node)
+                for ahead in self._function.inner(node):
+                    self._write(ahead)
                 self._write(node)
                 self._end()
             case _:
@@ -193,6 +223,10 @@ class _Run:
         self._end()
         mark, top = self._function.top(), self._function.top()
         self._write(_assign(mark, _call(_POP, _name(marks + _MARKS), ast.Constant(0))))
+        if self._function.alone:
+            self._write(_expression(_BRING_BACK, _name(log), memory, _name(mark)))
+            self._end()
+            return
         higher = ast.Compare(_call(_HEIGHT, _name(log)), [ast.Gt()], [_name(mark)])
         taken = _call(_RELEASE, _name(log), ast.Constant(2))
         places = ast.Constant(-2), ast.Constant(-1)
@@ -206,6 +240,25 @@ def _is_height(call: ast.Call) -> bool:
         case ast.Call(ast.Name(called), [_, ast.Call(ast.Name(asked))]):
             return called == _PUSH and asked == _HEIGHT
     return False
+
+
+def _trips(loop: ast.For) -> ast.expr | None:
+    """Return how many trips a loop over a range of known step makes, whose bounds may be worked out twice; or None."""
+    start: ast.expr = ast.Constant(0)
+    match loop.iter:
+        case ast.Call(ast.Name("range"), [stop]):
+            step = 1
+        case ast.Call(ast.Name("range"), [start, stop]):
+            step = 1
+        case ast.Call(ast.Name("range"), [start, stop, ast.Constant(int(step))]) if step > 0:
+            pass
+        case ast.Call(ast.Name("range"), [start, stop, ast.UnaryOp(ast.USub(), ast.Constant(int(down)))]) if down > 0:
+            start, stop, step = stop, start, down
+        case _:
+            return None
+    if any(isinstance(part, ast.Call) for bound in (start, stop) for part in ast.walk(bound)):
+        return None
+    return _call(_TRIPS, start, stop, ast.Constant(step))
 
 
 def _name(name: str) -> ast.Name:

@@ -252,6 +252,15 @@ def relaxed(x, y):
 
 
 @nb.kernel
+def burgers(u):
+    for t in range(u.shape[0] - 1):
+        for i in range(1, u.shape[1] - 1):
+            steepest = u[t, i] - u[t, i - 1]
+            bent = u[t, i - 1] - 2.0 * u[t, i] + u[t, i + 1]
+            u[t + 1, i] = u[t, i] - 0.1 * u[t, i] * steepest + 0.05 * bent
+
+
+@nb.kernel
 def squared_error(x, y, total):
     i = nb.tid()
     d = x[i] - y[i]
@@ -496,6 +505,7 @@ KERNELS = (
     "4096 rows of 4096 float32, blocks that take them and threads that take turns",
     "sum of 4M float32 in shared memory, 64 blocks of 256 threads that take turns",
     "adjoint of 64 steps of a recurrence, 16,384 of them side by side",
+    "adjoint of 200 steps of Burgers' equation over 1,000 cells, one thread",
 )
 
 
@@ -947,6 +957,17 @@ def recurrences(bench: Bench) -> None:
         KERNELS[25],
         lambda: nb.launch(relaxed, shape[1], values, adj_inputs=adjoints, adjoint=True),
         {"Warp": (lambda: wp.launch(warp_kernels.relaxed, shape[1], theirs[:1], theirs[1:], **peer), 0.5)},
+    )
+    u, by_u = (np.random.default_rng(k).random((200, 1000), np.float32) for k in (1, 2))
+    (wu, by_wu), other = (wp.array(array, dtype=float, device="cpu") for array in (u, by_u)), u.copy()
+    peer = {"inputs": [wu], "adj_inputs": [by_wu], "adjoint": True, "device": "cpu"}
+    bench.compare(
+        KERNELS[26],
+        lambda: nb.launch(burgers, 1, [u], adj_inputs=[by_u], adjoint=True),
+        {
+            "Warp": (lambda: wp.launch(warp_kernels.burgers, 1, **peer), 0.5),
+            "the kernel itself": (lambda: nb.launch(burgers, 1, [other]), None),
+        },
     )
 
 

@@ -164,6 +164,15 @@ def relaxed(x: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
 
 
 @wp.kernel
+def burgers(u: wp.array2d(dtype=float)):
+    for t in range(u.shape[0] - 1):
+        for i in range(1, u.shape[1] - 1):
+            steepest = u[t, i] - u[t, i - 1]
+            bent = u[t, i - 1] - 2.0 * u[t, i] + u[t, i + 1]
+            u[t + 1, i] = u[t, i] - 0.1 * u[t, i] * steepest + 0.05 * bent
+
+
+@wp.kernel
 def square_of_sum(a: wp.array(dtype=float), b: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
     i = wp.tid()
     out[i] = (a[i] * s + b[i]) ** 2.0

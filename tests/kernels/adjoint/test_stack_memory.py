@@ -158,3 +158,44 @@ def test_no_two_stacks_have_one_piece():
         thread.join()
     assert not wrong
     assert sum(kept().values()) == state(layout.STATE_SPARE_BYTES) and 1 <= len(kept()) <= len(threads)
+
+
+def between(u, a, b, out):
+    for _ in range(3):
+        for i in range(a, b):
+            u[i] = 0.5 * u[i] * u[i] + u[i - 1]
+        for i in range(b, a, -2):
+            u[i] = u[i] * u[i - 1]
+    out[0] = u[b]
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint32, np.uint64])
+@pytest.mark.parametrize("bounds", [(1, 6), (6, 1), (3, 3)], ids=str)
+def test_loops_over_ranges_of_any_integers_find_their_room(kind, bounds):
+    made = nb.kernel(between)
+    u = np.linspace(0.5, 0.9, 8)
+
+    def gradient(*ends):
+        by_u, given = np.zeros_like(u), u.copy()
+        nb.launch(
+            made,
+            1,
+            [given, *ends],
+            [np.zeros(1)],
+            adjoint=True,
+            adj_inputs=[by_u, None, None],
+            adj_outputs=[np.ones(1)],
+        )
+        assert np.array_equal(given, u)
+        return by_u
+
+    def end(start):
+        given, out = start.copy(), np.zeros(1)
+        nb.launch(made, 1, [given, *bounds], [out])
+        return out[0]
+
+    found = gradient(*map(kind, bounds))
+    assert np.array_equal(found, gradient(*bounds))
+    step = 1e-6
+    differences = [(end(u + step * along) - end(u - step * along)) / (2 * step) for along in np.eye(len(u))]
+    np.testing.assert_allclose(found, differences, rtol=1e-6, atol=1e-8)

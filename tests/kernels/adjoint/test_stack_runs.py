@@ -71,32 +71,51 @@ def results(made, text, program, values, runs):
     return [*given, *inputs, *(np.asarray(part) for part in sums if part is not None)]
 
 
+def bring_back(log, array, mark):
+    while len(log) > mark:
+        value, index = log.pop(), log.pop()
+        array[index] = value
+
+
+def trips(low, high, step):
+    return len(range(low, high, step))
+
+
+ALONE = {
+    "_nb_stack_trips": trips,
+    "_nb_stack_beyond": lambda top, count: lambda place: top(place + count),
+    "_nb_stack_bring_back": bring_back,
+}
+
+
 def check(kernel, values):
-    """Compare both, and return whether anything was moved."""
+    """Compare both, and return whether anything was moved, and whether loops make room for all their trips."""
     made, program = adjoint_of(kernel, values)
     if not made.stacks:
-        return False
-    text = ast.unparse(with_runs(ast.parse(made.text)))
-    assert not any(f"_nb_stack_{name}" in text for name in ("remember", "undo"))
-    for one, other in zip(
-        results(made, made.text, program, values, {}), results(made, text, program, values, RUNS), strict=True
-    ):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), text
-    return True
+        return False, False
+    wanted = results(made, made.text, program, values, {})
+    for alone, names in ((False, RUNS), (True, RUNS | ALONE)):
+        text = ast.unparse(with_runs(ast.parse(made.text), alone=alone))
+        assert not any(f"_nb_stack_{name}" in text for name in ("remember", "undo"))
+        for one, other in zip(wanted, results(made, text, program, values, names), strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), text
+    return True, "_nb_stack_beyond" in text
 
 
 def test_random_programs():
-    moved = 0
+    found = []
     for number in range(120):
         choices = random.Random(number)
         writer = (Writer, ScratchWriter)[number % 2]
-        moved += check(declared(writer(choices.randrange).program()), arguments(number))
-    assert moved > 40
+        found.append(check(declared(writer(choices.randrange).program()), arguments(number)))
+    moved, ahead = np.sum(found, axis=0)
+    assert moved > 40 and ahead > 0, (moved, ahead)
 
 
 def test_random_recurrences():
-    found = filter(None, (recurrence(number, THREADS) for number in range(200)))
-    assert sum(check(kernel, values) for _, kernel, values in found) > 30
+    made = filter(None, (recurrence(number, THREADS) for number in range(200)))
+    moved, ahead = np.sum([check(kernel, values) for _, kernel, values in made], axis=0)
+    assert moved > 30 and ahead > 10, (moved, ahead)
 
 
 def moved(text):
@@ -145,3 +164,39 @@ def test_a_height_is_that_before_what_comes_next():
         "    _nb_stack_free(s)",
         "    _nb_stack_free(s_marks)",
     ]
+
+
+def ahead(loop, *trip):
+    """Return a loop's lines, of which each trip pushes, as a thread alone runs them."""
+    text = "".join(f"\n  {line}" for line in trip)
+    tree = ast.parse(f"def f(a, n):\n s = _nb_stack_new()\n for {loop}:{text}")
+    return ast.unparse(with_runs(tree, alone=True)).splitlines()[2:]
+
+
+def test_a_simple_loop_makes_the_room_of_all_its_trips():
+    assert ahead("k in range(1, n)", "_nb_stack_push(s, a)", "_nb_stack_push(s, k)") == [
+        "    _nb_top_2 = _nb_stack_reserve(s, 2 * _nb_stack_trips(1, n, 1))",
+        "    for k in range(1, n):",
+        "        _nb_top_1 = _nb_top_2",
+        "        _nb_stack_put(_nb_top_1, 0, a)",
+        "        _nb_stack_put(_nb_top_1, 1, k)",
+        "        _nb_top_2 = _nb_stack_beyond(_nb_top_1, 2)",
+    ]
+    assert "_nb_stack_trips(0, n, 1)" in ahead("k in range(n)", "_nb_stack_push(s, a)")[0]
+    assert "_nb_stack_trips(-1, n - 1, 1)" in ahead("k in range(n - 1, -1, -1)", "_nb_stack_push(s, a)")[0]
+    assert "_nb_stack_trips(a, n, 3)" in ahead("k in range(a, n, 3)", "_nb_stack_push(s, a)")[0]
+
+
+def test_other_loops_make_room_in_every_trip():
+    push = "_nb_stack_push(s, a)"
+    for loop, *trip in (
+        ("k in range(a, n, n)", push),
+        ("k in range(g(n))", push),
+        ("k in range(n)", "if k > a:", f" {push}"),
+        ("k in range(n)", push, "if k > a: break"),
+        ("k in range(n)", "b = _nb_stack_pop(s, 0.0)", push),
+        ("k in range(n)", push, "_nb_stack_push(t, _nb_stack_height(s))"),
+        ("k in range(n)", push, "g(s)"),
+    ):
+        lines = ahead(loop, *trip)
+        assert lines[0].startswith("    for ") and not any("_nb_stack_trips" in line for line in lines), lines
