@@ -34,7 +34,11 @@ def trips_text(op: Loop) -> str:
     if step.constant is None:
         sign = f"(1 if {step.name} > 0 else -1)"
         return f"max(({stop.name} - {start.name} + {step.name} - {sign}) // {step.name}, 0)"
-    extent = stop.name if start.constant == 0 else f"{stop.name} - {start.name}"
+    extent = stop.name
+    if start.constant != 0:
+        # The bounds of an empty range may be so far apart that no integer tells how far.
+        further = "max" if step.constant > 0 else "min"
+        extent = f"{further}({stop.name}, {start.name}) - {start.name}"
     if step.constant == 1:
         return f"max({extent}, 0)"
     rounding = step.constant - (1 if step.constant > 0 else -1)

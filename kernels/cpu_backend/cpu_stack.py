@@ -204,8 +204,11 @@ def beyond(top: Any, count: Any) -> Any:
 @_inlined
 def trips(low: Any, high: Any, step: Any) -> Any:
     """Return how many trips a range makes, of integers of any type, by a step that is positive."""
+    # The bounds of an empty range may be so far apart that no integer tells how far.
+    if not low < high:
+        return 0
     # Unsigned numbers that are out of range here have the same difference.
-    return max((types.int64(high) - types.int64(low) + step - 1) // step, 0)
+    return (types.int64(high) - types.int64(low) + step - 1) // step
 
 
 @_inlined

@@ -199,3 +199,34 @@ def test_loops_over_ranges_of_any_integers_find_their_room(kind, bounds):
     step = 1e-6
     differences = [(end(u + step * along) - end(u - step * along)) / (2 * step) for along in np.eye(len(u))]
     np.testing.assert_allclose(found, differences, rtol=1e-6, atol=1e-8)
+
+
+LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+def upwards(u, low, high, out):
+    for _ in range(3):
+        for i in range(low, high):
+            u[i] = u[i] * u[i - 1]
+        for i in range(high, low, -2):
+            u[i] = u[i] + u[i] * u[i - 1]
+        for i in range(1, 4):
+            u[i] = u[i] * u[i - 1]
+    out[0] = u[3]
+
+
+@pytest.mark.parametrize("bounds", [(MOST, LEAST), (MOST, -2), (5, LEAST + 2)], ids=str)
+def test_the_bounds_of_an_empty_range_may_be_as_far_apart_as_integers_are(bounds):
+    """As those are of what nothing has been found of: the least of nothing, and the greatest."""
+
+    made = nb.kernel(upwards)
+    u = np.linspace(0.5, 0.9, 6)
+
+    def gradient(low, high):
+        by_u, given, out = np.zeros_like(u), u.copy(), [np.zeros(1)]
+        how = {"adj_inputs": [by_u, None, None], "adj_outputs": [np.ones(1)]}
+        nb.launch(made, 1, [given, low, high], out, adjoint=True, **how)
+        assert np.array_equal(given, u)
+        return by_u
+
+    assert np.array_equal(gradient(*bounds), gradient(3, 3))
