@@ -17,11 +17,11 @@ from numba.extending import intrinsic
 from numbridge.kernels.cpu_backend.cpu_atomics import element_address
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external, load_i64, store_i64
+from numbridge.kernels.native.stacks import FIRST
 
 __all__ = ["STACK"]
 
 _ENTRY = 8
-_FIRST = 1 << 12
 _MEMORY, _CAPACITY, _HEIGHT, _CREW = nb.STACK_MEMORY, nb.STACK_CAPACITY, nb.STACK_HEIGHT, nb.STACK_CREW
 _WORDS = nb.STACK_SIZE // 8
 
@@ -115,7 +115,7 @@ def _grow(stack: int) -> None:
 @_function
 def _grow_in_crew(stack: int) -> None:
     """Double a stack's memory, which its crew knows of."""
-    capacity = max(2 * load_i64(stack, _CAPACITY), _FIRST)
+    capacity = max(2 * load_i64(stack, _CAPACITY), FIRST)
     memory = _lend_more(load_i64(stack, _CREW), load_i64(stack, _MEMORY), capacity)
     if memory == 0:
         raise MemoryError
