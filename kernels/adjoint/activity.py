@@ -321,13 +321,6 @@ class Needs:
         self.survey = Survey(self.program)
         self._ops = self.survey.ops
         self._renewed = Renewed(self.survey, self.program.locals)
-        self._loads: dict[Array, list[Load]] = {}
-        for op in self._ops:
-            if isinstance(op, Load):
-                self._loads.setdefault(op.array, []).append(op)
-        # Arrays that functions with a derivative by hand use, whose own loads nobody looks at
-        parts = (walk([*op.body, *op.pullback]) for op in self._ops if isinstance(op, Custom))
-        self._by_hand = {op.array for part in parts for op in part if isinstance(op, Load | Store | Atomic)}
         self.pullbacks = {op: self._pullback(op) for op in self._ops if self._is_active_compute(op)}
         renewed = [array for array in self.program.locals if array in self._renewed]
         self._settled = Settled(self.program, self.survey, renewed)
@@ -576,7 +569,7 @@ class Needs:
         if settling is not None and within is not None and self.survey.is_within(within, settling):
             return False
         if op.array not in self._renewed:
-            return within is None or self._is_read_after(op, within, values | later)
+            return within is None or self._settled.is_read_after(op, within, values | later)
         filling = self._renewed.loop(op.array, op)
         if filling is None:
             return within is None
@@ -584,21 +577,6 @@ class Needs:
             return self._renewed.is_brought_back(op.array, within)
         read = values | later if within is filling else values
         return any(load.result in read for load in self._renewed.loads(op.array))
-
-    def _is_read_after(self, op: Store, within: Loop, read: set[Value]) -> bool:
-        """Tell whether some of the loads that a trip of a loop does again may find what a store of the trip has left.
-
-        Threads that wait for each other may find it in any order.
-        """
-        if self.program.in_blocks or op.array in self._by_hand:
-            return True
-        around = [loop for loop in self.survey.loops(op) if loop is not within and self.survey.is_within(loop, within)]
-        for load in self._loads.get(op.array, ()):
-            if load.result in read and self.survey.is_within(load, within):
-                both = self.survey.loops(load)
-                if self._settled.may_find(load, op, [loop for loop in reversed(around) if loop in both]):
-                    return True
-        return False
 
     def _closed(self, seeds: set[Value], within: Loop | None) -> set[Value]:
         """Return everything that must be computed for some values, starting a trip of a loop, or at the beginning."""

@@ -109,7 +109,7 @@ class Settled:
         self._sums: dict[Value, _Sum | None] = {}
         self._stores: dict[Array, list[Store]] = {}
         self._loads: dict[Array, list[Load]] = {}
-        self._answers: dict[tuple[Load, Store, Loop], bool] = {}
+        self._answers: dict[tuple[Load | Store, Load | Store, Loop], bool] = {}
         self._loops: dict[Array, set[Loop]] = {}
         # Those of which everything that is asked here can be told
         self._known: set[Array] = set()
@@ -199,33 +199,45 @@ class Settled:
             return next(iter(loads), None)
         return next((load for load in loads for store in self._stores[array] if self._may_end(store, load)), None)
 
-    # What comes after what
+    def is_read_after(self, store: Store, loop: Loop, read: Collection[Value]) -> bool:
+        """Tell whether a load in a trip of a loop, of those whose results are read, may find what a store of the trip has left.
 
-    def may_find(self, load: Load, store: Store, loops: list[Loop]) -> bool:
-        """Tell whether a load may find what a store leaves, in one trip of all around these loops, which are around both.
-
-        Parameters
-        ----------
-        load, store : Load, Store
-            Of one array.
-        loops : list of Loop
-            The loops around both that make several trips, each in the one before.
+        Where other threads may store or load, or nobody looks at what does, it may.
         """
-        return self._follows(load, store, loops)
+        if store.array not in self._known:
+            return True
+        loads = self._loads.get(store.array, ())
+        return any(
+            load.result in read and self._survey.is_within(load, loop) and self._may_find(load, store, loop)
+            for load in loads
+        )
+
+    # What comes after what
 
     def _may_end(self, store: Store, load: Load) -> bool:
         """Tell whether something may be stored to an element at any time after it was loaded."""
-        around = self._survey.loops(store)
-        return self._follows(store, load, [loop for loop in reversed(self._survey.loops(load)) if loop in around])
+        return self._follows(store, load, self._common(store, load))
 
     def _may_follow(self, store: Store, load: Load, loop: Loop) -> bool:
         """Tell whether, in a loop around both, something may be stored to an element after it was loaded."""
-        key = load, store, loop
+        key = store, load, loop
         if key not in self._answers:
-            around = self._survey.loops(store)
-            common = [outer for outer in reversed(self._survey.loops(load)) if outer in around]
+            common = self._common(store, load)
             self._answers[key] = self._follows(store, load, common[common.index(loop) :])
         return self._answers[key]
+
+    def _may_find(self, load: Load, store: Store, loop: Loop) -> bool:
+        """Tell whether, in one trip of a loop around both, a load may find what a store has left."""
+        key = load, store, loop
+        if key not in self._answers:
+            common = self._common(load, store)
+            self._answers[key] = self._follows(load, store, common[common.index(loop) + 1 :])
+        return self._answers[key]
+
+    def _common(self, one: Load | Store, other: Load | Store) -> list[Loop]:
+        """Return the loops around both, each in the one before."""
+        around = self._survey.loops(other)
+        return [loop for loop in reversed(self._survey.loops(one)) if loop in around]
 
     def _follows(self, later: Load | Store, earlier: Load | Store, loops: list[Loop]) -> bool:
         """Tell whether one of two may come to an element after the other has, in one trip of all around some loops.

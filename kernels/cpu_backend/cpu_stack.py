@@ -229,16 +229,6 @@ def remember(log: Any, array: Any, index: Any) -> None:
 
 
 @_inlined
-def undo(log: Any, array: Any, mark: Any) -> None:
-    """Bring back everything that was remembered since a stack was as high as `mark`."""
-    while load_i64(log, _HEIGHT) > mark:
-        height = load_i64(log, _HEIGHT) - 2 * _ENTRY
-        entry = load_i64(log, _MEMORY) + height
-        _put(load_i64(entry, 0), _take_element(entry + _ENTRY, array))
-        store_i64(log, _HEIGHT, height)
-
-
-@_inlined
 def free(stack: Any) -> None:
     """Give a stack's memory back."""
     _release(stack)
@@ -256,7 +246,7 @@ _SAME = {"pop": pop, "height": height}
 _OWN = {"new": new, "push": push, "free": free}
 _RUNS = {"reserve": reserve, "release": release, "put": put, "put_place": put_place, "take": take, "restore": restore}
 _ALONE = {"trips": trips, "beyond": beyond, "bring_back": bring_back}
-_IN_CREW = {"new": _new_in_crew, "push": _push_in_crew, "remember": remember, "undo": undo, "free": _free_in_crew}
+_IN_CREW = {"new": _new_in_crew, "push": _push_in_crew, "remember": remember, "undo": bring_back, "free": _free_in_crew}
 STACK = {
     **{f"_nb_stack_{name}": function for name, function in (_SAME | _OWN | _RUNS | _ALONE).items()},
     **{f"_nb_crew_stack_{name}": function for name, function in (_SAME | _IN_CREW).items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +39,7 @@ def made(request, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import long_one
 
-    monkeypatch.delitem(__import__("sys").modules, "long_one")
+    monkeypatch.delitem(sys.modules, "long_one")
     return nb.kernel(long_one.long)
 
 
