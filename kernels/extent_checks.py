@@ -1,7 +1,7 @@
-"""Whether arrays are long enough for a launch: as Python asks it, with a message, and as rows that compiled code goes through.
+"""Whether arrays are long enough for a launch, and threads apart: as Python asks it, and as rows that compiled code goes through.
 
-How far threads go is read from a kernel's source: see `language.reaches`. Layout of the rows: `table_layout`; what goes through
-them: `native.extents`.
+How far threads go, and what they clash on, is read from a kernel's source: see `language.reaches`. Layout of the rows:
+`table_layout`; what goes through them: `native.extents`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels.errors import NumbridgeValueError
+from numbridge.kernels.language.clashes import Clash
 from numbridge.kernels.language.launch_sizes import (
     ZERO,
     Along,
@@ -25,7 +26,7 @@ from numbridge.kernels.language.launch_sizes import (
     Size,
     Total,
 )
-from numbridge.kernels.language.reaches import Reach, reaches_of
+from numbridge.kernels.language.reaches import Demand, reaches_of
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets, is_signed
 from numbridge.kernels.readers import Description
@@ -79,7 +80,7 @@ class Launched:
 def check_extents(
     kernel: Kernel, variant: Variant, geometry: Geometry, arguments: Sequence[Any], found: Sequence[Description]
 ) -> None:
-    """Refuse arrays that some thread of a launch is sure to overrun.
+    """Refuse arrays that some thread of a launch is sure to overrun, and elements that several are sure to change at once.
 
     Parameters
     ----------
@@ -95,7 +96,8 @@ def check_extents(
     Raises
     ------
     NumbridgeValueError
-        Naming the array, its shape, how long it must be, and the expression that takes an element beyond its end.
+        Naming the array, its shape, how long it must be, and the expression that takes an element beyond its end; or what several
+        threads change.
     """
     dims, parameters = geometry.dims, variant.parameters
     if 0 in dims:
@@ -113,14 +115,14 @@ def check_extents(
 
 
 def refused(
-    reaches: Sequence[Reach], launch: Launched, *, is_followed: bool, called: Callable[[str], str] = str
+    reaches: Sequence[Demand], launch: Launched, *, is_followed: bool, called: Callable[[str], str] = str
 ) -> str | None:
-    """Return what the first array that is too short for a launch is, and what to do; None if there is none.
+    """Return what the first array that is too short for a launch is, or what threads change at once, and what to do, or None.
 
     Parameters
     ----------
-    reaches : sequence of Reach
-        How far threads of the kernel are sure to go along axes of its arrays.
+    reaches : sequence of Reach or Clash
+        How far threads of the kernel are sure to go along axes of its arrays, and what they clash on.
     launch : Launched
         The launch, of a thread or more.
     is_followed : bool
@@ -129,17 +131,21 @@ def refused(
         Gives what messages call a parameter.
     """
     for reach in reaches:
-        if reach.missing(launch, operator.lt):
-            what = "parameter" if reach.extents is None else "local or shared memory"
-            way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if is_followed else _LAUNCHES_WAY
-            said = reach.refusal(launch, launch.counts["dim"], f"{way}; {_OUTPUTS}" if is_followed else way)
-            return f"{what} {called(reach.array)!r}: {said}"
+        if not reach.missing(launch, operator.lt):
+            continue
+        if isinstance(reach, Clash):
+            what = "shared memory" if reach.is_shared else "parameter"
+            return f"{what} {called(reach.array)!r}: {reach.refusal(launch.counts['dim'])}"
+        what = "parameter" if reach.extents is None else "local or shared memory"
+        way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if is_followed else _LAUNCHES_WAY
+        said = reach.refusal(launch, launch.counts["dim"], f"{way}; {_OUTPUTS}" if is_followed else way)
+        return f"{what} {called(reach.array)!r}: {said}"
     return None
 
 
-def atoms_of(reaches: Sequence[Reach]) -> frozenset[Atom]:
-    """Return what decides how long arrays must be."""
-    return frozenset[Atom]().union(*(size.atoms for reach in reaches for size in (reach.least, *reach.needs)))
+def atoms_of(reaches: Sequence[Demand]) -> frozenset[Atom]:
+    """Return what decides how long arrays must be, and whether threads clash."""
+    return frozenset[Atom]().union(*(size.atoms for reach in reaches for size in reach.sizes))
 
 
 def whole_numbers(parameters: Sequence[ParameterType], found: Sequence[Description]) -> list[str]:
@@ -148,14 +154,14 @@ def whole_numbers(parameters: Sequence[ParameterType], found: Sequence[Descripti
 
 
 def extent_rows(
-    reaches: Sequence[Reach], parameters: Sequence[ParameterType], numbers: Collection[str]
+    reaches: Sequence[Demand], parameters: Sequence[ParameterType], numbers: Collection[str]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return how compiled code asks the same, where arguments are laid out: rows of `REACH_SIZE` bytes.
 
     Parameters
     ----------
-    reaches : sequence of Reach
-        How far threads of the kernel are sure to go along axes of its arrays.
+    reaches : sequence of Reach or Clash
+        How far threads of the kernel are sure to go along axes of its arrays, and what they clash on.
     parameters : sequence of ParameterType
         What it was compiled for.
     numbers : collection of str
@@ -190,8 +196,11 @@ class _Rows:
         self.rows: list[tuple[int, int, int, int, int]] = []
         self.known: dict[tuple[int, int, int], int] = {}
 
-    def add(self, needs: Sequence[Size], reaches: Sequence[Reach]) -> None:
-        """Add rows that ask whether all arrays are long enough, if what is needed for any thread to come there is positive."""
+    def add(self, needs: Sequence[Size], reaches: Sequence[Demand]) -> None:
+        """Add rows that ask whether all arrays are long enough, if what is needed for any thread to come there is positive.
+
+        Where threads clash then, that is no question: nothing is long enough.
+        """
         before, known = len(self.rows), dict(self.known)
         asked = []
         try:
@@ -204,6 +213,9 @@ class _Rows:
             self.known = known
             return
         for reach in reaches:
+            if isinstance(reach, Clash):
+                self.rows.append((nb.REACH_LEAST, -1, 0, -1, 1))
+                continue
             first, rank = self.arrays.get(reach.array, (0, 0))
             if not reach.is_along(rank if reach.extents is None else len(reach.extents)):
                 continue

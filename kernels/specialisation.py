@@ -15,7 +15,7 @@ import numpy as np
 from numbridge.kernels.element_types.element_arguments import inner_dimensions
 from numbridge.kernels.extent_checks import extent_rows, whole_numbers
 from numbridge.kernels.global_guards import guards
-from numbridge.kernels.language.reaches import Reach
+from numbridge.kernels.language.reaches import Demand
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import (
     ArrayType,
@@ -76,7 +76,7 @@ def mask(parameter: ParameterType, found: Description) -> int:
 
 
 def specialisation(
-    variant: Variant, found: Sequence[Description], dependencies: Sequence[Any], reaches: Sequence[Reach], warns: bool
+    variant: Variant, found: Sequence[Description], dependencies: Sequence[Any], reaches: Sequence[Demand], warns: bool
 ) -> Specialisation:
     """Return how the compiled entry recognises arguments like these as a variant's.
 

@@ -14,7 +14,7 @@ from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.extent_checks import atoms_of
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.launch_sizes import Along, Atom, Number
-from numbridge.kernels.language.reaches import Reach, reaches_of
+from numbridge.kernels.language.reaches import Demand, reaches_of
 from numbridge.kernels.object_cache import digest
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.variant import Variant, variants_of
@@ -88,8 +88,8 @@ def key_of(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) -> Ke
     return low, high
 
 
-def untraced_reaches(kernel: Kernel) -> tuple[Reach, ...]:
-    """Return how far threads of a kernel are sure to go where no trace tells: it may not know integers, and knows no blocks."""
+def untraced_reaches(kernel: Kernel) -> tuple[Demand, ...]:
+    """Return what a launch has to keep to where no trace tells: it may not know integers, and knows no blocks."""
     return tuple(reach for reach in reaches_of(kernel) if any(map(_is_untraced, atoms_of([reach]))))
 
 
@@ -99,10 +99,7 @@ def _is_untraced(atom: Atom) -> bool:
 
 def _spelled_reaches(kernel: Kernel) -> str:
     """Return those as text; a derivative has the same code as that of a kernel that goes elsewhere in what has no derivative."""
-    return "\n".join(
-        f"{(r.array, r.axis, r.extents, r.most_axes)} {r.least} {[*map(str, r.needs)]}"
-        for r in untraced_reaches(kernel)
-    )
+    return "\n".join(reach.spelling for reach in untraced_reaches(kernel))
 
 
 def root_of(kernel: Kernel) -> Kernel:

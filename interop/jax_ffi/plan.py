@@ -25,6 +25,7 @@ from numbridge.kernels.element_types.elements import Element, ElementType
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.geometry import dimensions
 from numbridge.kernels.kernel import Kernel, Parameter
+from numbridge.kernels.language.clashes import Clash
 from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.language.reaches import reaches_of
@@ -301,7 +302,7 @@ class _Planner:
                 )
 
     def _check_extents(self, types: Sequence[ParameterType], dims: Dims, shapes: Sequence[Dims]) -> None:
-        """Refuse arrays that some thread of the launch is sure to overrun."""
+        """Refuse arrays that some thread is sure to overrun, and elements that several threads are sure to change at once."""
         ranks = {t.name: t.ndim for t in types if isinstance(t, ArrayType)}
         given = {p.name: a.shape[: ranks[p.name]] for p, a in self.given if isinstance(a, Operand) and p.name in ranks}
         pure = {p.name: shape for p, shape in zip(self.signature.pure, shapes, strict=True)}
@@ -313,7 +314,13 @@ class _Planner:
         launch = _Traced(dims, {**given, **pure}, numbers)
         for reach in () if 0 in dims else reaches_of(self.kernel):
             is_short = reach.missing(launch, is_shorter)
-            if is_short is not False:
+            if isinstance(reach, Clash):
+                if is_short:
+                    what = "shared memory" if reach.is_shared else "argument"
+                    raise NumbridgeValueError(
+                        f"{self.signature.what} under JAX, {what} {reach.array!r}: {reach.refusal(dims)}"
+                    )
+            elif is_short is not False:
                 kind, option = ("output", "output_dims") if reach.array in pure else ("argument", "launch_dims")
                 kind = kind if reach.extents is None else "local or shared memory"
                 way = f"make it longer, as jnp.broadcast_to does, or pass {option}"

@@ -36,7 +36,7 @@ from numbridge.kernels.errors import KernelError, NumbridgeError
 from numbridge.kernels.extent_checks import atoms_of, extent_rows, refused
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.language.launch_sizes import Along, Number
-from numbridge.kernels.language.reaches import Reach
+from numbridge.kernels.language.reaches import Demand
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, is_signed
@@ -67,7 +67,7 @@ _FIRST_SLOTS = 256
 _NAMES = {code: name for name, code in xla.DATA_TYPES}
 _declared: dict[str, list[Kernel]] = {}
 # Of code for the CPU, what it asks that no trace tells, with the globals as they were when it was compiled
-_reaches: dict[Key, tuple[tuple[ParameterType, ...], Sequence[Reach]]] = {}
+_reaches: dict[Key, tuple[tuple[ParameterType, ...], Sequence[Demand]]] = {}
 _DRIVER_FUNCTIONS = {
     nb.ROOM_COPY: "cuMemcpyDtoDAsync_v2",
     nb.ROOM_FILL: "cuMemsetD8Async",
@@ -186,7 +186,7 @@ def _filled(size: int, fields: Mapping[int, int]) -> Any:
     return made
 
 
-def _code(variant: Variant, reaches: Sequence[Reach]) -> tuple[Any, Any]:
+def _code(variant: Variant, reaches: Sequence[Demand]) -> tuple[Any, Any]:
     """Return the native code of a variant for the CPU, and what it points to."""
     rows = extent_rows(reaches, variant.parameters, [p.name for p in variant.parameters if is_signed(p)])
     decides = atoms_of(reaches)

@@ -9,7 +9,7 @@ import ast
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,24 @@ class Callees:
         return callee if all(dependency.is_unchanged() for dependency in callee.kept or ()) else None
 
 
+class Memory(NamedTuple):
+    """Local or shared memory.
+
+    Attributes
+    ----------
+    name : str
+        The local variable that it is made for.
+    extents : tuple of Size
+        Its extents.
+    is_shared : bool
+        Whether all threads of a block have it.
+    """
+
+    name: str
+    extents: tuple[Size, ...]
+    is_shared: bool
+
+
 @dataclass(frozen=True)
 class Given:
     """What a function's parameters stand for.
@@ -65,14 +83,14 @@ class Given:
     ----------
     arguments : mapping of str to str
         Parameters of the kernel.
-    memory : mapping of str to tuple
-        Local or shared memory: its name, and its extents.
+    memory : mapping of str to Memory
+        Local or shared memory.
     numbers : mapping of str to Value
         What else is known.
     """
 
     arguments: Mapping[str, str]
-    memory: Mapping[str, tuple[str, tuple[Size, ...]]]
+    memory: Mapping[str, Memory]
     numbers: Mapping[str, Value]
 
 
@@ -100,11 +118,8 @@ class Values:
         # Under a name that is assigned, another array or number may be meant.
         self.given = {name: meant for name, meant in given.arguments.items() if name not in names}
         self.numbers = {name: number for name, number in given.numbers.items() if name not in names}
-        own = {
-            name: extents for name in once & source.memory if (extents := _extents_of(callees.program, source, name))
-        }
-        passed = {name: meant for name, meant in given.memory.items() if name not in names}
-        self.memory = {**passed, **{name: (name, extents) for name, extents in own.items()}}
+        own = {name: made for name in once & source.memory if (made := _memory_of(callees.program, source, name))}
+        self.memory = {**{name: meant for name, meant in given.memory.items() if name not in names}, **own}
 
     def assigned(self, target: ast.expr, value: ast.expr, context: Box) -> Box:
         """Keep what names stand for from here on."""
@@ -302,19 +317,19 @@ def _counting_in(source: FunctionSource, stored: Sequence[str]) -> dict[int, str
     return found
 
 
-def _extents_of(program: Program, source: FunctionSource, name: str) -> tuple[Size, ...]:
-    """Return the extents of local or shared memory, or nothing where they are not known."""
+def _memory_of(program: Program, source: FunctionSource, name: str) -> Memory | None:
+    """Return local or shared memory of extents that are known, or None."""
     for node in source.nodes:
         match node:
             case ast.Assign([ast.Name(target)], ast.Call() as made) if target == name:
                 found = program.shape(source, made)
                 extents = found if isinstance(found, tuple) else (found,)
-                if all(type(extent) is int and extent > 0 for extent in extents):
-                    return tuple(Size((), extent) for extent in extents)
                 static = source.resolve(made.func)
                 intrinsic = None if static is None else intrinsic_of(static.value)
-                if intrinsic is None or not is_dynamic(intrinsic.name, found):
-                    return ()
-                size = element_bytes(source, made)
-                return () if size is None else (quotient(Size.of(Along("shared", 0)), Size((), size)),)
-    return ()
+                is_shared = intrinsic is not None and intrinsic.name == "cuda.shared.array"
+                if all(type(extent) is int and extent > 0 for extent in extents):
+                    return Memory(name, tuple(Size((), extent) for extent in extents), is_shared)
+                size = element_bytes(source, made) if is_dynamic(intrinsic.name if intrinsic else "", found) else None
+                if size is not None:
+                    return Memory(name, (quotient(Size.of(Along("shared", 0)), Size((), size)),), is_shared)
+    return None

@@ -299,12 +299,18 @@ def moves_axes(source: FunctionSource, index: ast.expr) -> bool:
 
 def atomic_index(source: FunctionSource, node: ast.AST) -> list[ast.expr] | None:
     """Return the index of the element that an atomic operation is on, or None for anything else."""
+    operation = atomic_operation(source, node)
+    if operation is None or not isinstance(node, ast.Call):
+        return None
+    values = 2 if operation in ("cas", "compare_and_swap") else 1
+    return [part for index in node.args[1:-values] for part in elements_of(index)]
+
+
+def atomic_operation(source: FunctionSource, node: ast.AST) -> str | None:
+    """Return which atomic operation a call is, or None for anything else."""
     static = source.resolve(node.func) if isinstance(node, ast.Call) else None
     intrinsic = None if static is None else intrinsic_of(static.value)
-    if not isinstance(node, ast.Call) or intrinsic is None or intrinsic.kind != "atomic":
-        return None
-    values = 2 if intrinsic.operation in ("cas", "compare_and_swap") else 1
-    return [part for index in node.args[1:-values] for part in elements_of(index)]
+    return intrinsic.operation if intrinsic is not None and intrinsic.kind == "atomic" else None
 
 
 def own_axis(source: FunctionSource, node: ast.BinOp) -> int | None:

@@ -1,9 +1,10 @@
-"""How far a kernel goes into its arrays whatever they hold, which says how long they must be for a launch.
+"""How far a kernel goes into its arrays whatever they hold, which says how long they must be; and what its threads clash on.
 
 Only what is sure counts: that some thread of the launch comes to an element, since nothing that a launch does not decide leads
 around it. What it decides are thread indices, extents, numbers passed by value, guards that compare these, and loops whose trips
 are counted by them. Device functions are read where they are called. A launch over an array that is shorter would read or write
-what is not the array's. Nothing is launched or compiled here.
+what is not the array's, and threads that change one element at once lose what others do: see `clashes`. Nothing is launched or
+compiled here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from numbridge.kernels.language.clashes import Clash, change_of, is_ordered, sharing
 from numbridge.kernels.language.comparisons import INVERSE, MIRRORED
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.index_boxes import Box, Operation, Span, Value, Variable, ends, moved, of_threads
@@ -26,7 +28,7 @@ from numbridge.kernels.language.source import FunctionSource, Program
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
 
-__all__ = ["Reach", "reaches_of"]
+__all__ = ["Demand", "Reach", "reaches_of"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ class Reach:
     by_all: bool
     most_axes: int | None = None
     extents: tuple[Size, ...] | None = None
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """What decides whether the axis is long enough, besides its length."""
+        return self.least, *self.needs
+
+    @property
+    def spelling(self) -> str:
+        """What a launch asks, as text."""
+        return f"{(self.array, self.axis, self.extents, self.most_axes)} {self.least} {[*map(str, self.needs)]}"
 
     def is_along(self, axes: int) -> bool:
         """Tell whether an array of so many axes is read or written there."""
@@ -131,18 +143,20 @@ class Reach:
         return f"launch it with {least * size} bytes of shared memory or more, or in smaller blocks"
 
 
-def reaches_of(kernel: Kernel) -> tuple[Reach, ...]:
+Demand = Reach | Clash  # what a launch has to keep to
+
+
+def reaches_of(kernel: Kernel) -> tuple[Demand, ...]:
     """Return how far threads of a kernel are sure to go, with the globals as they are now: what is furthest for each axis.
 
-    A kernel that checks its indices goes nowhere that it does not look at first.
+    And what they clash on. A kernel that checks its indices goes nowhere that it does not look at first.
     """
     source: FunctionSource = kernel.source
-    if kernel.checks_bounds:
-        return ()
-    return source.found("reaches", lambda: _reaches_in(source), Dependency.is_unchanged)
+    found = source.found("reaches", lambda: _reaches_in(source), Dependency.is_unchanged)
+    return tuple(one for one in found if isinstance(one, Clash)) if kernel.checks_bounds else found
 
 
-def _reaches_in(source: FunctionSource) -> tuple[Reach, ...]:
+def _reaches_in(source: FunctionSource) -> tuple[Demand, ...]:
     program = Program(source)
     if _may_raise(program):
         return ()
@@ -154,7 +168,7 @@ def _reaches_in(source: FunctionSource) -> tuple[Reach, ...]:
         if not any(_implies(other, reach) for other in furthest):
             furthest = [other for other in furthest if not _implies(reach, other)]
             furthest.append(reach)
-    return tuple(furthest)
+    return *furthest, *(() if read.clashes and is_ordered(program) else dict.fromkeys(read.clashes))
 
 
 def _implies(one: Reach, other: Reach) -> bool:
@@ -187,12 +201,18 @@ class _Read:
         Where the indices of all threads run.
     found : list of Reach
         What was found.
+    clashes : list of Clash
+        Likewise.
+    turns : dict of Variable to Variable
+        The variables of loops over the grid, or a block, whose trips threads make by turns, with what tells each its own.
     loops : iterator of int
         Numbers of the loops.
     """
 
     threads: Mapping[Variable, Span]
     found: list[Reach] = field(default_factory=list)
+    clashes: list[Clash] = field(default_factory=list)
+    turns: dict[Variable, Variable] = field(default_factory=dict)
     loops: Iterator[int] = field(default_factory=itertools.count)
 
 
@@ -236,6 +256,7 @@ class _Reading:
             self._expression(part, context)
         if ends_threads(node):
             return None
+        self._changed(node, context)
         match node:
             case ast.Assign([target], value) | ast.AnnAssign(target, _, ast.expr() as value):
                 return self.values.assigned(target, value, context)
@@ -347,6 +368,7 @@ class _Reading:
         # None of them has its own index in each of these trips; and where only some threads of the grid, or of the block, run,
         # some are not made.
         needs = (*context.needs, Size.of(Along("dim", own.number)) - _stride(own) + 1)
+        self.read.turns[variable] = own
         return replace(context.without(own).over(variable, Span(ZERO, stop - 1)), needs=needs)
 
     # What is evaluated
@@ -416,19 +438,45 @@ class _Reading:
 
     def _indexed(self, node: ast.Subscript, context: Box) -> None:
         """Read an element, also one of a row, as in ``x[i][j]``; or a view, of which nothing is read."""
+        found = self._element(node)
+        if found is not None:
+            name, index = found
+            self._reached(node, name, index, context, len(index) if isinstance(node.ctx, ast.Load) else None)
+
+    def _element(self, node: ast.Subscript) -> tuple[str, list[ast.expr]] | None:
+        """Return the array that an element is of, and its index; None for a view that is not indexed from the first axis on."""
         index, array, is_read = elements_of(node.slice), node.value, isinstance(node.ctx, ast.Load)
         moves = any(isinstance(part, ast.Slice) or moves_axes(self.source, part) for part in index) and is_read
         while isinstance(array, ast.Subscript) and not moves:
             before = elements_of(array.slice)
             moves = any(isinstance(part, ast.Slice) or moves_axes(self.source, part) for part in before)
             index, array = [*before, *index], array.value
-        if isinstance(array, ast.Name) and not moves:
-            self._reached(node, array.id, index, context, len(index) if is_read else None)
+        return (array.id, index) if isinstance(array, ast.Name) and not moves else None
+
+    def _changed(self, node: ast.stmt, context: Box) -> None:
+        """Read a statement that changes an element as it finds it."""
+        change = change_of(node)
+        found = None if change is None else self._element(change.element)
+        if change is None or found is None:
+            return
+        name, index = found
+        memory = self.values.memory.get(name)
+        array = self.values.given.get(name) if memory is None else memory.name if memory.is_shared else None
+        values = [value for part in index if (value := self.values.value(part, context)) is not None]
+        if array is None or len(values) < len(index):
+            return
+        text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index))}]"
+        for axis, needs in sharing(values, context, self.read.turns, is_shared=memory is not None):
+            every = tuple(dict.fromkeys((*context.all_needs(), *needs)))
+            self.read.clashes.append(
+                Clash(array, memory is not None, axis, every, text, change.way, self.source.excerpt(node))
+            )
 
     def _reached(
         self, node: ast.expr, name: str, index: Sequence[ast.expr], context: Box, most_axes: int | None = None
     ) -> None:
-        array, extents = self.values.memory.get(name, (self.values.given.get(name), None))
+        memory = self.values.memory.get(name)
+        array, extents = (self.values.given.get(name), None) if memory is None else (memory.name, memory.extents)
         if array is None:
             return
         text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index))}]"

@@ -1,0 +1,190 @@
+"""Elements that several threads of a launch are sure to change as they find them, so that one undoes what another has done.
+
+``total[0] += x[i]`` loads, adds and stores, as in numba.cuda: of threads that do so at the same time, one stores a sum without
+what the others add. Where such a statement stands, and which threads come to it, is read with the rest: see `reaches`. What is
+known of an index, and of the guards around it, tells which threads have one element. Nothing is launched or compiled here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numbridge.kernels.language.index_boxes import Box, Operation, Value, Variable
+from numbridge.kernels.language.indexing import atomic_operation
+from numbridge.kernels.language.launch_sizes import Along, Known, Size
+from numbridge.kernels.language.source import Program
+
+__all__ = ["Change", "Clash", "change_of", "is_ordered", "sharing"]
+
+# Those that give something else when they are done once more; `|=` and `&=` of one number do not.
+_CHANGING = ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Pow | ast.LShift | ast.RShift | ast.BitXor
+_COMMUTING = ast.Add | ast.Mult | ast.BitXor
+_ATOMICS: dict[type[ast.operator], str] = {ast.Add: "nb.atomic_add", ast.Sub: "nb.atomic_sub"}
+
+
+@dataclass(frozen=True)
+class Clash:
+    """What several threads of a launch are sure to change as they find it.
+
+    Attributes
+    ----------
+    array : str
+        Which parameter; or which local variable, of shared memory.
+    is_shared : bool
+        Whether it is shared memory.
+    axis : int
+        Along which axis of the launch these threads lie.
+    needs : tuple of Size
+        What must be positive for that to be so.
+    text : str
+        The element.
+    way : str
+        What to write instead.
+    place : str
+        Where it stands: file, line, column, and the line with a caret.
+    """
+
+    array: str
+    is_shared: bool
+    axis: int
+    needs: tuple[Size, ...]
+    text: str
+    way: str
+    place: str
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """What decides whether threads clash."""
+        return self.needs
+
+    @property
+    def spelling(self) -> str:
+        """What a launch asks, as text."""
+        return f"{self.array} clash {[*map(str, self.needs)]}"
+
+    def missing(self, known: Known, is_shorter: Callable[[Any, Any], bool | None]) -> bool | None:
+        """Tell whether several threads of a launch clash; None where symbolic extents do not tell; see `Reach.missing`."""
+        clashes: bool | None = True
+        for need in self.needs:
+            size = need.value(known)
+            if size is None or (is_idle := is_shorter(size, 1)):
+                return False
+            clashes = None if is_idle is None else clashes
+        return clashes
+
+    def refusal(self, dims: Sequence[Any]) -> str:
+        """Return the end of the message about it."""
+        along = f" along axis {self.axis}" if len(dims) > 1 else ""
+        return (
+            f"threads{along} of a launch over {tuple(dims)} change one element, {self.text}, each as it finds it, so that "
+            f"changes are lost; {self.way}\n  {self.place}"
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """A statement that changes an element as it finds it: ``a[i] += b``, or ``a[i] = a[i] + b``.
+
+    Attributes
+    ----------
+    element : ast.Subscript
+        The element.
+    operation : ast.operator
+        What is done.
+    """
+
+    element: ast.Subscript
+    operation: ast.operator
+
+    @property
+    def way(self) -> str:
+        """What to write instead."""
+        atomic, array = _ATOMICS.get(type(self.operation)), self.element.value
+        if atomic is None or not isinstance(array, ast.Name):
+            return "let one thread do it, or use an atomic operation"
+        return f"use {atomic}({array.id}, {ast.unparse(self.element.slice)}, ...), or let one thread do it"
+
+
+def change_of(node: ast.stmt) -> Change | None:
+    """Return what a statement changes as it finds it, or None."""
+    match node:
+        case ast.AugAssign(target, operation):
+            pass
+        case ast.Assign([target], ast.BinOp(left, operation, right)) | ast.AnnAssign(
+            target, _, ast.BinOp(left, operation, right)
+        ):
+            sides = [left, right] if isinstance(operation, _COMMUTING) else [left]
+            if ast.unparse(target) not in map(ast.unparse, sides):
+                return None
+        case _:
+            return None
+    while isinstance(target, ast.Attribute):  # a component of a vector
+        target = target.value
+    fits = isinstance(target, ast.Subscript) and isinstance(operation, _CHANGING)
+    return Change(target, operation) if fits else None
+
+
+def is_ordered(program: Program) -> bool:
+    """Tell whether threads may let each other change an element by turns: atomic operations can be a lock, or a queue."""
+    for source in (*program.sources, *program.compiled_sources()):
+        nodes = () if source is None else source.nodes
+        tests = {id(part) for node in nodes if isinstance(node, ast.While) for part in ast.walk(node.test)}
+        for node in nodes:
+            operation = None if source is None else atomic_operation(source, node)
+            if operation in ("cas", "compare_and_swap", "exch") or (operation is not None and id(node) in tests):
+                return True
+    return False
+
+
+def sharing(
+    index: Sequence[Value], box: Box, turns: Mapping[Variable, Variable], *, is_shared: bool
+) -> Iterator[tuple[int, tuple[Size, ...]]]:
+    """Yield axes along which several threads have one element.
+
+    Parameters
+    ----------
+    index : sequence of Value
+        The element's.
+    box : Box
+        What is known where it is changed.
+    turns : mapping of Variable to Variable
+        The loops over the grid, or over a block, whose trips its threads make by turns, and the thread's index that says which.
+    is_shared : bool
+        Whether the memory is that of one block.
+
+    Yields
+    ------
+    axis : int
+        Which axis.
+    needs : tuple of Size
+        What must be positive for that to be so.
+    """
+    used = {turns.get(variable, variable) for value in index for variable in _variables(value)}
+    for variable, span in box.spans.items():
+        own = turns.get(variable, variable)
+        if own.kind == "loop" or own in used:
+            continue
+        # How far the index tells threads apart: one by itself, or by its block, or by its place in that
+        told = {other.kind for other in used if other.kind != "loop" and other.number == own.number}
+        if is_shared:
+            is_one = own.kind == "threadIdx" and "own" not in told
+        elif own.kind == "own":
+            is_one = not told
+        else:
+            is_one = told == {"blockIdx" if own.kind == "threadIdx" else "threadIdx"}
+        if is_one:
+            # Those that take turns are no more than there are.
+            count = Size.of(Along("dim" if own.kind == "own" else "blockDim", own.number))
+            yield own.number, (span.need - 1, *(() if own is variable else (count - 1,)))
+
+
+def _variables(value: Value) -> Iterator[Variable]:
+    match value:
+        case Variable():
+            yield value
+        case Operation(_, left, right):
+            yield from _variables(left)
+            yield from _variables(right)
