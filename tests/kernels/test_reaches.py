@@ -1,4 +1,7 @@
-"""Arrays that every thread of a launch would overrun are refused, and none that some thread may spare."""
+"""Arrays that every thread of a launch would overrun are refused, and none that some thread may spare.
+
+So are elements that threads are sure to change at once, of which `test_clashes` says more.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from numba import cuda, float64, njit
 
@@ -23,6 +26,7 @@ import numbridge as nb
 from fake_cuda import cuda_array, fake_cuda
 from numbridge.kernels import launch as launch_module
 from numbridge.kernels.extent_checks import check_extents
+from numbridge.kernels.language.clashes import Clash
 from numbridge.kernels.language.reaches import reaches_of
 
 _numbers = itertools.count()
@@ -613,15 +617,18 @@ BY_THREADS = (
 @st.composite
 def programs(draw, is_simple=False):
     """Draw a body of accesses, some of which only some threads come to; and whether all of them come to all."""
-    element = st.builds("{}[{}, {}]".format, st.sampled_from("xyz"), st.sampled_from(INDICES), st.sampled_from(INDICES))
+    element = st.builds(
+        "{}[{}, {}]".format, st.sampled_from("wxyz"), st.sampled_from(INDICES), st.sampled_from(INDICES)
+    )
     within = st.sampled_from((*INDICES[:7], *IN_LOOPS))
-    looped = st.builds("{}[{}, {}]".format, st.sampled_from("xyz"), within, within)
+    looped = st.builds("{}[{}, {}]".format, st.sampled_from("wxyz"), within, within)
 
     within = st.sampled_from((*INDICES[:7], *(index for index in IN_LOOPS if "l" not in index)))
-    in_one_loop = st.builds("{}[{}, {}]".format, st.sampled_from("xyz"), within, within)
+    in_one_loop = st.builds("{}[{}, {}]".format, st.sampled_from("wxyz"), within, within)
 
     def store(kind):
-        return f"{draw(kind)} = {draw(kind)} + 0.5"
+        form = draw(st.sampled_from(("{0} = {1} + 0.5", "{0} += 0.5 * {1}", "{0} = {1} - {0}", "{0} = {0} / 2.0")))
+        return form.format(draw(kind), draw(kind))
 
     def block(kind, depth, loops):
         """Return some lines, the names of the loops around them being known."""
@@ -676,22 +683,67 @@ def indented(lines):
     return [f"    {line}" for line in lines]
 
 
-def is_overrun(function, dims, arguments, block=(1, 1)):
-    """Tell whether a run of all threads in plain Python takes an element that an array does not have."""
-    arguments = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+class Watched:
+    """An array that notes which threads change an element as they find it."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.size = array, array.shape, array.size
+        self.thread, self.found, self.changed_by = None, set(), {}
+
+    def __len__(self):
+        return len(self.array)
+
+    def place(self, index):
+        places = index if isinstance(index, tuple) else (index,)
+        return tuple(k % extent for k, extent in zip(places, self.shape, strict=False))
+
+    def __getitem__(self, index):
+        self.found.add((self.thread, self.place(index)))
+        return self.array[index]
+
+    def __setitem__(self, index, value):
+        self.array[index] = value
+        if (self.thread, self.place(index)) in self.found:
+            self.changed_by.setdefault(self.place(index), set()).add(self.thread)
+        self.found.clear()
+
+
+def is_overrun(function, dims, arguments, block=(1, 1), clashes=None):
+    """Tell whether a run of all threads in plain Python takes an element that an array does not have.
+
+    The names of arrays of which several threads change an element are added to `clashes`.
+    """
+    names = function.__code__.co_varnames
+    watched = {name: Watched(a.copy()) for name, a in zip(names, arguments, strict=False) if isinstance(a, np.ndarray)}
+    arguments = [watched.get(name, a) for name, a in zip(names, arguments, strict=False)]
     local, space = SimpleNamespace(array=np.zeros), dict(function.__globals__)
+    blocks = {}
     function.__globals__["below"] = below.py_func
     try:
         for i, j in np.ndindex(*dims):
             place, number = SimpleNamespace(x=i % block[0]), SimpleNamespace(y=j // block[1])
-            size = SimpleNamespace(x=block[0])
-            function.__globals__["cuda"] = SimpleNamespace(threadIdx=place, blockIdx=number, blockDim=size, local=local)
+            size, in_block = SimpleNamespace(x=block[0]), (i // block[0], j // block[1])
+            for array in (*watched.values(), *blocks.values()):
+                array.thread = i, j
+
+            def shared_array(shape, dtype, key=in_block, thread=(i, j)):
+                memory = blocks.setdefault(key, Watched(np.zeros(shape, dtype)))
+                memory.thread = thread
+                return memory
+
+            shared = SimpleNamespace(array=shared_array)
+            function.__globals__["cuda"] = SimpleNamespace(
+                threadIdx=place, blockIdx=number, blockDim=size, local=local, shared=shared
+            )
             function.__globals__["nb"] = SimpleNamespace(tid=lambda i=i, j=j: (i, j))
             function(*arguments)
     except IndexError:
         return True
     finally:
         function.__globals__.update(space)
+    if clashes is not None:
+        arrays = (*watched.items(), *(("w", memory) for memory in blocks.values()))
+        clashes.update(name for name, array in arrays if any(len(by) > 1 for by in array.changed_by.values()))
     return False
 
 
@@ -717,33 +769,58 @@ class Launch:
         return of(left, right)
 
 
-@settings(max_examples=600, deadline=None)
-@given(
-    st.one_of(programs(), programs(), programs(is_simple=True)),
-    st.tuples(*[st.integers(0, 4)] * 2),
-    st.tuples(*[st.integers(1, 3)] * 2),
-    st.tuples(*[st.integers(1, 7)] * 4),
-    st.tuples(st.integers(-1, 6), st.integers(-2, 6).filter(bool)),
-    st.integers(0, 2**32 - 1),
-)
-def test_random_programs_against_plain_python(lines, dims, block, shape, numbers, seed):
+def drawn(lines, memory):
+    """Return the kernel of some lines, and the same as plain Python, with local and shared memory of so many elements."""
     head = (
         "i, j = nb.tid()",
         "t, c, b = cuda.threadIdx.x, cuda.blockIdx.y, cuda.blockDim.x",
-        "z = cuda.local.array((4, 3), np.float64)",
+        f"z = cuda.local.array({memory}, np.float64)",
+        f"w = cuda.shared.array({memory}, np.float64)",
     )
-    kernel, function = made("\n".join(["def k(x, y, v, n, m):", *indented([*head, *lines]), ""]), np=np, **FUNCTIONS)
+    return made("\n".join(["def k(x, y, v, n, m):", *indented([*head, *lines]), ""]), np=np, **FUNCTIONS)
+
+
+DIMS, BLOCKS = st.tuples(*[st.integers(0, 4)] * 2), st.tuples(*[st.integers(1, 3)] * 2)
+NUMBERS, SEEDS = st.tuples(st.integers(-1, 6), st.integers(-2, 6).filter(bool)), st.integers(0, 2**32 - 1)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.one_of(programs(), programs(), programs(is_simple=True)),
+    DIMS,
+    BLOCKS,
+    st.tuples(*[st.integers(1, 7)] * 4),
+    NUMBERS,
+    SEEDS,
+)
+def test_random_programs_against_plain_python(lines, dims, block, shape, numbers, seed):
+    kernel, function = drawn(lines, (4, 3))
     random = np.random.default_rng(seed)
-    arrays = [random.random(extents) for extents in (shape[:2], shape[2:], (8,))]
-    arguments = [*arrays, *numbers]
+    arguments = [*(random.random(extents) for extents in (shape[:2], shape[2:], (8,))), *numbers]
     launch = Launch(dims, dict(zip("xyvnm", arguments, strict=True)), block)
-    is_refused = 0 not in dims and any(reach.missing(launch, operator.lt) for reach in reaches_of(kernel))
-    overruns = is_overrun(function, dims, arguments, block)
+    reaches = () if 0 in dims else [reach for reach in reaches_of(kernel) if not isinstance(reach, Clash)]
+    is_refused = any(reach.missing(launch, operator.lt) for reach in reaches)
+    overruns = bool(is_overrun(function, dims, arguments, block))
     assert overruns or not is_refused, lines
     # How far a loop has come where it ends is not known.
-    is_straight = all(line.startswith(("x[", "y[", "z[")) and not re.search(r"n - i|halved", line) for line in lines)
+    is_straight = all(line.startswith(("w[", "x[", "y[", "z[")) for line in lines)
+    is_straight = is_straight and not any(re.search(r"n - i|halved", line) for line in lines)
     event(f"refused {is_refused}, overruns {overruns}")
     assert is_refused or not (is_straight and overruns), lines
+
+
+@settings(max_examples=600, deadline=None)
+@given(programs(), DIMS, BLOCKS, NUMBERS, SEEDS)
+def test_what_threads_of_random_programs_change_at_once(lines, dims, block, numbers, seed):
+    kernel, function = drawn(lines, (40, 40))
+    random = np.random.default_rng(seed)
+    arguments = [*(random.random(extents) for extents in ((40, 40), (40, 40), (8,))), *numbers]
+    launch = Launch(dims, dict(zip("xyvnm", arguments, strict=True)), block)
+    found = () if 0 in dims else [reach for reach in reaches_of(kernel) if isinstance(reach, Clash)]
+    refused, changed = {clash.array for clash in found if clash.missing(launch, operator.lt)}, set()
+    assume(not is_overrun(function, dims, arguments, block, changed))
+    event(f"refused {bool(refused)}, changed {bool(changed)}")
+    assert refused <= changed, lines
 
 
 COMPILED = (
