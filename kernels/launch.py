@@ -524,23 +524,29 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
             )
 
 
+@functools.cache
+def _direct() -> Any:
+    """Return the module of adjoints that are launched by hand; to import it again takes a tenth of such a launch."""
+    from numbridge.kernels.adjoint import direct
+
+    return direct
+
+
 def _side_by_side(
     inputs: Sequence[Any], outputs: Sequence[Any], adj_inputs: Sequence[Any], adj_outputs: Sequence[Any]
 ) -> list[Any]:
     """Return an adjoint, or None, for each argument, in order."""
-    from numbridge.kernels.adjoint.direct import filled
-
+    filled = _direct().filled
     return [*filled("adj_inputs", adj_inputs, inputs), *filled("adj_outputs", adj_outputs, outputs)]
 
 
 def _adjoint(kernel: Kernel, dim: Any, how: tuple[Any, ...], lists: tuple[Sequence[Any], ...]) -> Any:
     """Return what launches a kernel's adjoint, as `how` says, which are arguments of `geometry_of`; and its arguments."""
-    from numbridge.kernels.adjoint.direct import adjoint_of, with_copies
-
-    derivative, arguments, copied = adjoint_of(kernel, *lists)
+    direct = _direct()
+    derivative, arguments, copied = direct.adjoint_of(kernel, *lists)
     plain = how == _UNASKED
     run = derivative.forall(dim) if plain else derivative.over(geometry_of(kernel, dim, *how))
-    return with_copies(derivative.name, run, copied, how[2]) if copied else run, arguments
+    return direct.with_copies(derivative.name, run, copied, how[2]) if copied else run, arguments
 
 
 class Launch:
