@@ -79,7 +79,8 @@ class _Road:
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
-        if self.kernel.source.threads != self._threads:
+        threads = self.kernel.source.threads
+        if threads is not self._threads and threads != self._threads:
             self._refuse_threads()
         kernel, taken = self.kernel.flattened(arguments)
         if kernel is not self.kernel:
@@ -341,7 +342,7 @@ def _is_plain(extents: Any) -> bool:
 def _recalled(kernel: Kernel, block: Any, extents: Any) -> Any:
     """Return what a kernel remembers for extents, in blocks of this shape, or None."""
     threads = kernel.source.threads
-    if kernel.threads != threads:
+    if kernel.threads is not threads and kernel.threads != threads:
         # What it reads has changed, and with it what its launches look like.
         variants_of(kernel).launchers.clear()
         kernel.launchers.clear()

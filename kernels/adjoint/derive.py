@@ -525,7 +525,9 @@ class Derivative(Kernel):
         """Return a launcher that takes adjoints of 16-bit floats, too, and gives memory to what needs it."""
         if self.mode != "adjoint":
             return run
-        return widening(self.name, self.names, run, functools.partial(self._with_stacks, run, where), self._changed, stream)
+        return widening(
+            self.name, self.names, run, functools.partial(self._with_stacks, run, where), self._changed, stream
+        )
 
     def _with_stacks(self, run: Callable[..., None], where: Callable[[], Geometry], *arguments: Any) -> None:
         from numbridge.kernels.adjoint.stacks_on_cuda import launch_with_stacks
