@@ -70,9 +70,9 @@ def check_count(kernel: Kernel, arguments: Sequence[Any]) -> None:
     NumbridgeTypeError
         If there are more or fewer.
     """
-    names = [parameter.name for parameter in kernel.parameters]
-    if len(arguments) == len(names):
+    if len(arguments) == len(kernel.parameters):
         return
+    names = [parameter.name for parameter in kernel.parameters]
     why = ""
     if names[:1] in (["self"], ["cls"]):
         why = "; a kernel gets no object that it is a method of: write @staticmethod above @nb.kernel, and pass what it reads"

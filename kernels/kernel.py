@@ -38,6 +38,8 @@ __all__ = ["Boxed", "Flattened", "Function", "Kernel", "Parameter", "func", "fun
 
 # Of how many structures of tuples a kernel keeps what it becomes
 _MAX_STRUCTURES = 256
+# What launches take apart, or take for arrays: records of NumPy's
+_TAKEN_APART = (tuple, np.void)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Kernel(Sourced):
     def flattened(self, arguments: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
         """Return the kernel that takes what tuples among its arguments hold one by one, and these; or both as they are."""
         for argument in arguments:
-            if argument is None or isinstance(argument, tuple | np.void):
+            if argument is None or isinstance(argument, _TAKEN_APART):
                 break
         else:
             return self, arguments

@@ -79,7 +79,8 @@ class _Road:
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
-        if self.kernel.source.threads != self._threads:
+        threads = self.kernel.source.threads
+        if threads is not self._threads and threads != self._threads:
             self._refuse_threads()
         kernel, taken = self.kernel.flattened(arguments)
         if kernel is not self.kernel:
@@ -341,7 +342,7 @@ def _is_plain(extents: Any) -> bool:
 def _recalled(kernel: Kernel, block: Any, extents: Any) -> Any:
     """Return what a kernel remembers for extents, in blocks of this shape, or None."""
     threads = kernel.source.threads
-    if kernel.threads != threads:
+    if kernel.threads is not threads and kernel.threads != threads:
         # What it reads has changed, and with it what its launches look like.
         variants_of(kernel).launchers.clear()
         kernel.launchers.clear()
@@ -524,23 +525,29 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
             )
 
 
+@functools.cache
+def _direct() -> Any:
+    """Return the module of adjoints that are launched by hand; to import it again takes a tenth of such a launch."""
+    from numbridge.kernels.adjoint import direct
+
+    return direct
+
+
 def _side_by_side(
     inputs: Sequence[Any], outputs: Sequence[Any], adj_inputs: Sequence[Any], adj_outputs: Sequence[Any]
 ) -> list[Any]:
     """Return an adjoint, or None, for each argument, in order."""
-    from numbridge.kernels.adjoint.direct import filled
-
+    filled = _direct().filled
     return [*filled("adj_inputs", adj_inputs, inputs), *filled("adj_outputs", adj_outputs, outputs)]
 
 
 def _adjoint(kernel: Kernel, dim: Any, how: tuple[Any, ...], lists: tuple[Sequence[Any], ...]) -> Any:
     """Return what launches a kernel's adjoint, as `how` says, which are arguments of `geometry_of`; and its arguments."""
-    from numbridge.kernels.adjoint.direct import adjoint_of, with_copies
-
-    derivative, arguments, copied = adjoint_of(kernel, *lists)
+    direct = _direct()
+    derivative, arguments, copied = direct.adjoint_of(kernel, *lists)
     plain = how == _UNASKED
     run = derivative.forall(dim) if plain else derivative.over(geometry_of(kernel, dim, *how))
-    return with_copies(derivative.name, run, copied, how[2]) if copied else run, arguments
+    return direct.with_copies(derivative.name, run, copied, how[2]) if copied else run, arguments
 
 
 class Launch:

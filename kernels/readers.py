@@ -287,8 +287,7 @@ def read_once(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[Description
 def describe(obj: Any) -> Description:
     """Return what compiled code reads from `obj`, registering its type if it is new."""
     # What has been said before keeps what has been derived from it. Of a type that is new nothing is read.
-    found = _described.get(_read(obj))
-    return found if found is not None and found.word else _described_anew(obj)
+    return _described.get(_read(obj)) or _described_anew(obj)
 
 
 def _read_first(obj: Any) -> Any:
@@ -307,9 +306,12 @@ def _described_anew(obj: Any) -> Description:
     read = _read(obj)
     found = _described.get(read)
     if found is None:
-        if len(_described) >= _MAX_DESCRIBED:
-            _described.clear()
-        found = _described[read] = Description(*read)
+        found = Description(*read)
+        # What cannot be read is looked at anew each time: it may be of a type that is new.
+        if found.word:
+            if len(_described) >= _MAX_DESCRIBED:
+                _described.clear()
+            _described[read] = found
     return found
 
 

@@ -66,7 +66,12 @@ def unwatch(watcher: Watcher) -> None:
 
 
 def _others(watcher: Watcher | None) -> list[weakref.ref[Any]]:
-    return [known for known in _watchers if known() not in (None, watcher)] if _watchers else []
+    others = []
+    for known in _watchers:
+        other = known()
+        if other is not None and other is not watcher:
+            others.append(known)
+    return others
 
 
 def is_watched() -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 __all__ = ["alternating", "median_microseconds", "timed"]
 
+_MOST_CALLS = 100_000
+
 
 def timed(run: Callable[[], object], count: int) -> float:
     """Return the seconds that one of `count` calls takes."""
@@ -18,9 +20,13 @@ def timed(run: Callable[[], object], count: int) -> float:
 
 
 def _calls_within(run: Callable[[], object], seconds: float) -> int:
-    """Return how many calls take about `seconds`, after a call that does not count."""
+    """Return how many calls take about `seconds`, told from the later ones: the first may take several times as long."""
     run()
-    return max(1, min(100_000, int(seconds / max(timed(run, 1), 1e-8))))
+    count, taken = 1, timed(run, 1)
+    while count * taken < seconds / 2 and count < _MOST_CALLS:
+        count = min(2 * count, _MOST_CALLS)
+        taken = timed(run, count)
+    return max(1, min(_MOST_CALLS, int(seconds / max(taken, 1e-8))))
 
 
 def median_microseconds(run: Callable[[], object], rounds: int = 7, seconds: float = 0.005) -> float:

@@ -238,8 +238,11 @@ class AdjointMemory:
 
     def of_each(self, places: Iterable[Place]) -> list[Region]:
         """Return the region of each of some places."""
-        known = self._at
-        return [known.get(id(place.found)) or self.at(place) for place in places]
+        known, regions = self._at, []
+        for place in places:
+            region = known.get(id(place.found))
+            regions.append(self.at(place) if region is None else region)
+        return regions
 
     def parts(self, regions: Iterable[Region], places: Iterable[Place]) -> list[Adjoint]:
         """Return the adjoint of each of some places, which lie in these regions."""

@@ -40,8 +40,8 @@ class Place:
     links : list of Place
         The places that share memory with this one, itself among them; none if it has no elements. It only grows, so that
         another thread may be going through it.
-    is_float, is_on_cpu, repeats : bool
-        Whether arrays here have gradients; lie in the CPU's memory; have elements with several indices.
+    is_float, is_on_cpu, repeats, is_empty : bool
+        Whether arrays here have gradients; lie in the CPU's memory; have elements with several indices; have no elements.
     is_varied, meets_varied : bool
         Whether what lies here depends on something that requires a gradient; or what shares memory with it does.
     is_leaf, meets_leaf : bool
@@ -60,7 +60,7 @@ class Place:
 
     # Most places never differ from these.
     holder: Any = None
-    is_varied = meets_varied = is_leaf = meets_leaf = is_made = repeats = False
+    is_varied = meets_varied = is_leaf = meets_leaf = is_made = repeats = is_empty = False
     checksum, looked_at = 0, -1
     read: int | None = None
     carried: int | None = None
@@ -71,6 +71,8 @@ class Place:
         self.reads: list[tuple[int, int]] = []
         self.is_float = has_floats(found.tag)
         self.is_on_cpu = found.device_type == dl.CPU
+        if 0 in found.shape:
+            self.is_empty = True
         if not found.word & nb.CONTIGUOUS:
             self.repeats = repeats(found)
         for other in links:
@@ -78,11 +80,6 @@ class Place:
                 self.meets_varied = True
             if other.is_leaf:
                 self.meets_leaf = True
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether arrays here have no elements."""
-        return 0 in self.found.shape
 
     def meets(self, other: Place) -> bool:
         """Tell whether two places share memory; both must be kept."""

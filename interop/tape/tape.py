@@ -70,6 +70,7 @@ _recording = _Recording()
 # What is done anew each time, so that a tape with it has no adjoint to be run once more at another point
 _UNREPEATABLE = (OpaqueEvent, FunctionEvent)
 _places_of = operator.attrgetter("places")
+_first = operator.itemgetter(0)
 
 
 class Tape:
@@ -699,7 +700,7 @@ class Tape:
                 )
             if requires_grad:
                 self._remember_array(array, place)
-        self._objects += [array for array, _ in seeds]
+        self._objects += map(_first, seeds)
         return places, cotangents
 
     def _taken_gradients(self) -> list[tuple[Any, Any]]:

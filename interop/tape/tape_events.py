@@ -54,7 +54,7 @@ class LaunchEvent(Event):
         What it was launched with; for those that have been overwritten since, the copies that were kept.
     at : sequence of Place or None
         Where each array among the arguments lies, unless it is such a copy.
-    reads : frozenset of int
+    reads : tuple of int
         The arguments whose contents the adjoint reads and which have not been kept yet.
     lost : tuple of int
         Those that had changed before they could be.
@@ -67,7 +67,7 @@ class LaunchEvent(Event):
     def __init__(self, recipe: Recipe, geometry: Any, arguments: Sequence[Any], at: Sequence[Place | None]) -> None:
         self.recipe, self.geometry = recipe, geometry
         self.arguments, self.at = arguments, at
-        self.places = [at[k] for k in recipe.active]  # type: ignore[misc]
+        self.places = [*map(at.__getitem__, recipe.active)]  # type: ignore[list-item]
         self.reads, self.dependencies = recipe.reads, recipe.dependencies
         self.lost: tuple[int, ...] = ()
 
@@ -75,7 +75,7 @@ class LaunchEvent(Event):
         """Have a copy of an argument in its place, which is about to be overwritten."""
         self.arguments = [copy if n == k else argument for n, argument in enumerate(self.arguments)]
         self.at = [None if n == k else place for n, place in enumerate(self.at)]
-        self.reads -= {k}
+        self.reads = tuple(n for n in self.reads if n != k)
 
 
 @dataclass(eq=False)

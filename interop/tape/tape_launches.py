@@ -71,7 +71,10 @@ class Signature:
 
     def writes_repeatedly(self, at: Sequence[Any]) -> bool:
         """Tell whether an array that the kernel writes has elements with several indices."""
-        return any(at[k].repeats for k in self.written)
+        for k in self.written:  # noqa: SIM110 - a generator would take longer
+            if at[k].repeats:
+                return True
+        return False
 
     def refuse_overlaps(self, at: Sequence[Any]) -> None:
         """Refuse arrays that share memory, with each other or themselves, where a gradient would be wrong."""
@@ -106,9 +109,10 @@ class Recipe:
         Those of the others, as such positions, which may share memory.
     adjoint : Derivative
         The adjoint, which takes what the launch changes as it is after that where it can.
-    reads, snapshot : frozenset of int
-        The parameters whose contents the adjoint reads; and those of them that must be as they were before the launch, which
-        changes them.
+    reads : tuple of int
+        The parameters whose contents the adjoint reads, in their order.
+    snapshot : frozenset of int
+        Those of them that must be as they were before the launch, which changes them.
     dependencies : tuple of Dependency
         The variables that the kernel was compiled with.
     """
@@ -127,7 +131,7 @@ class Recipe:
                 adjoint = signature.kernel.adjoint(self.adjoint.wanted, left=sorted(plan.lasting))
                 plan, dependencies = adjoint.planned(signature.types, signature.weak)
                 self.adjoint = adjoint
-        self.reads = frozenset(map(signature.names.index, plan.reads))
+        self.reads = tuple(sorted(map(signature.names.index, plan.reads)))
         self.snapshot = frozenset(map(signature.names.index, plan.snapshot))
         self.dependencies: tuple[Dependency, ...] = signature.variants.dependencies
         # A launch has looked at the kernel's own already when it comes to be recorded.
@@ -245,7 +249,7 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
                     "or record again"
                 )
             is_checked = True
-    for k in (*event.lost, *sorted(reads)):
+    for k in (*event.lost, *reads):
         if k in event.lost or not contents.holds_read(at[k]):  # type: ignore[arg-type]
             raise NumbridgeError(
                 f"backward: {signature.called(k)} has been changed since the "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.measured import Measured, StackMemoryError, without_stacks
 from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
-from numbridge.kernels.adjoint.overlap import check_overlaps
+from numbridge.kernels.adjoint.overlap import are_apart, check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.arguments import bound_types, check_array, check_readable, check_writable
@@ -149,6 +149,8 @@ class Derivative(Kernel):
         Whether arrays that it changes for a while end as they were.
     left : tuple of str
         The arrays of the kernel that it takes as the kernel has left them.
+    names : list of str
+        Its parameters: the kernel's, and those of adjoints or tangents.
     """
 
     def __init__(
@@ -172,6 +174,7 @@ class Derivative(Kernel):
         level = sum(step[0] == "tangent" for step in self.steps())
         self.prefix = ADJOINT if mode == "adjoint" else tangent_prefix(level)
         self.parameters = (*base.parameters, *(Parameter(f"{self.prefix}{name}", None) for name in wanted))
+        self.names = [parameter.name for parameter in self.parameters]
         self.variants: Any = None
         self.launchers: dict[Any, dict[Any, Any]] = {}
         self.threads: Any = None
@@ -499,15 +502,17 @@ class Derivative(Kernel):
         written shares memory with another.
         """
         where = functools.partial(geometry_of, self, dim, block_dim)
-        run = self._launching(remembered(self, dim, block_dim), where)
-        if not checked:
-            return run
-        together = self._together()
-        return self._checked(run, together._launching(remembered(together, dim, block_dim), where))
+
+        def launching(kernel: Derivative) -> Callable[..., None]:
+            return kernel._launching(remembered(kernel, dim, block_dim), where)
+
+        run = launching(self)
+        return self._checked(run, lambda: launching(self._together())) if checked else run
 
     def over(self, geometry: Geometry) -> Callable[..., None]:
         """Return the same for the geometry of a launch of the base."""
-        return self._checked(*(self.unchecked_over(geometry, apart=apart) for apart in (True, False)))
+        run = self.unchecked_over(geometry, apart=True)
+        return self._checked(run, lambda: self.unchecked_over(geometry, apart=False))
 
     def unchecked_over(self, geometry: Geometry, *, apart: bool) -> Callable[..., None]:
         """Return the same without checks, as for `forall`; the caller says whether no two adjoints share memory."""
@@ -520,8 +525,9 @@ class Derivative(Kernel):
         """Return a launcher that takes adjoints of 16-bit floats, too, and gives memory to what needs it."""
         if self.mode != "adjoint":
             return run
-        names = [parameter.name for parameter in self.parameters]
-        return widening(self.name, names, run, functools.partial(self._with_stacks, run, where), self._changed, stream)
+        return widening(
+            self.name, self.names, run, functools.partial(self._with_stacks, run, where), self._changed, stream
+        )
 
     def _with_stacks(self, run: Callable[..., None], where: Callable[[], Geometry], *arguments: Any) -> None:
         from numbridge.kernels.adjoint.stacks_on_cuda import launch_with_stacks
@@ -533,10 +539,20 @@ class Derivative(Kernel):
         types, _ = variants_of(self).types(arguments, [describe(argument) for argument in arguments])
         return frozenset(p.name for p in types if isinstance(p, ArrayType) and p.written)
 
-    def _checked(self, run: Callable[..., None], together: Callable[..., None]) -> Callable[..., None]:
+    def _checked(
+        self, run: Callable[..., None], make_together: Callable[[], Callable[..., None]]
+    ) -> Callable[..., None]:
+        """Return a launcher that checks, and takes `run`, or where adjoints share memory another, which few launches need."""
+        together = None
+
         def checked(*arguments: Any) -> None:
-            found = [describe(argument) for argument in arguments]
-            (run if self.check(arguments, found) else together)(*arguments)
+            nonlocal together
+            if self.check(arguments, [*map(describe, arguments)]):
+                run(*arguments)
+                return
+            if together is None:
+                together = make_together()
+            together(*arguments)
 
         return checked
 
@@ -559,16 +575,19 @@ class Derivative(Kernel):
         NumbridgeError
             If an adjoint has not the shape of its argument, or memory is shared where the gradient would be wrong.
         """
-        names = [parameter.name for parameter in self.parameters]
+        names, count = self.names, len(self.base.parameters)
         if len(arguments) != len(names):
             raise NumbridgeTypeError(
                 f"the {self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
             )
         self.flattened(arguments)
         items = dict(zip(names, found, strict=True))
-        for name, adjoint in zip(self.wanted, names[len(self.base.parameters) :], strict=True):
-            self._check_shape(name, items[name], items[adjoint])
-        count = len(self.base.parameters)
+        for name, derivative in zip(self.wanted, found[count:], strict=True):
+            primal = items[name]
+            if not derivative.is_array or full_shape(derivative) != full_shape(primal):
+                self._refuse_shape(name, primal, derivative)
+        if are_apart([item for item in found if item.is_array]):
+            return True
         written = _written(self.base, {p.name: items[p.name] for p in self.base.parameters if items[p.name].is_array})
         apart = check_overlaps(self.name, names[:count], written, names[count:], items)
         if self.fresh and not apart:
@@ -577,17 +596,18 @@ class Derivative(Kernel):
             )
         return apart
 
-    def _check_shape(self, name: str, primal: Description, derivative: Description) -> None:
+    def _refuse_shape(self, name: str, primal: Description, derivative: Description) -> None:
+        """Refuse an adjoint or a tangent that is no array of its argument's shape; a scalar's tangent is a number."""
+        if not primal.is_array and self.mode != "adjoint":
+            return
         what = "adjoint" if self.mode == "adjoint" else "tangent"
         where = f"the {what} of parameter {name!r} of kernel {self.base.name!r}"
         got = f"shape {full_shape(derivative)}" if derivative.is_array else "no array"
         wanted = full_shape(primal)
         if not primal.is_array:
-            if self.mode == "adjoint" and (not derivative.is_array or full_shape(derivative) != wanted):
-                kind = "a scalar: wanted a 0-d array" if not wanted else f"a value: wanted an array of shape {wanted}"
-                raise NumbridgeValueError(f"{where}, {kind} to which the gradient is added, got {got}")
-        elif not derivative.is_array or full_shape(derivative) != wanted:
-            raise NumbridgeValueError(f"{where}: wanted shape {wanted}, got {got}")
+            kind = "a scalar: wanted a 0-d array" if not wanted else f"a value: wanted an array of shape {wanted}"
+            raise NumbridgeValueError(f"{where}, {kind} to which the gradient is added, got {got}")
+        raise NumbridgeValueError(f"{where}: wanted shape {wanted}, got {got}")
 
 
 def _holds(known: tuple[Plan, tuple[Dependency, ...]]) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from numbridge.kernels.adjoint.derive import check_floats
+from numbridge.kernels.adjoint.derive import check_floats, derived
 from numbridge.kernels.adjoint.overlap import on_memory
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.cuda_backend.argument_streams import argument_stream
@@ -59,18 +59,24 @@ def adjoint_of(
             adjoint for pair in zip(kernel.parameters, arguments, given, strict=True) for adjoint in _beside(*pair)
         ]
         kernel, arguments = flat, taken
-    names = [parameter.name for parameter in kernel.parameters]
-    passed = {name for name, adjoint in zip(names, given, strict=True) if adjoint is not None}
-    adjoints = {n: _own(a) if g is None else g for n, a, g in zip(names, arguments, given, strict=True)}
-    wanted = [name for name in names if adjoints[name] is not None]
+    passed: list[str] = []
+    wanted: list[str] = []
+    adjoints: list[Any] = []
+    for parameter, argument, adjoint in zip(kernel.parameters, arguments, given, strict=True):
+        if adjoint is not None:
+            passed.append(parameter.name)
+        used = _own(argument) if adjoint is None else adjoint
+        if used is not None:
+            wanted.append(parameter.name)
+            adjoints.append(used)
     if not wanted:
         raise NumbridgeValueError(
             f"the adjoint of kernel {kernel.name!r} was launched without an adjoint; give some in adj_inputs and adj_outputs, or "
             "pass arrays of numbridge with requires_grad=True, whose own gradients are taken"
         )
-    derivative, changed = _known(kernel, tuple(wanted), frozenset(passed), arguments)
-    places = [len(arguments) + wanted.index(name) for name in changed]
-    return derivative, [*arguments, *(adjoints[name] for name in wanted)], places
+    derivative, changed = _known(kernel, tuple(wanted), tuple(passed), arguments)
+    places = [len(arguments) + wanted.index(name) for name in changed] if changed else []
+    return derivative, [*arguments, *adjoints], places
 
 
 def _beside(parameter: Parameter, argument: Any, adjoint: Any) -> Iterable[Any]:
@@ -100,12 +106,12 @@ def _own(argument: Any) -> Any:
     return None if gradient is None else gradient(argument)
 
 
-def _known(kernel: Kernel, wanted: tuple[str, ...], passed: frozenset[str], arguments: Sequence[Any]) -> _Way:
+def _known(kernel: Kernel, wanted: tuple[str, ...], passed: tuple[str, ...], arguments: Sequence[Any]) -> _Way:
     """Return how adjoints are launched that are given in this way, looked up where such arguments were seen before."""
-    plain: Derivative = kernel.adjoint(wanted)
-    found = [describe(argument) for argument in arguments]
+    plain = derived(kernel, "adjoint", wanted)
+    found = [*map(describe, arguments)]
     # What arguments look like tells their types, but for numbers, whose values must fit.
-    key = (passed, *(d.look if d.is_array else type(a) for a, d in zip(arguments, found, strict=True)))
+    key = (passed, *[d.look if d.is_array else type(a) for a, d in zip(arguments, found, strict=True)])
     read, known = plain.ways
     if not all(dependency.holds() for dependency in read):
         known.clear()
@@ -122,7 +128,7 @@ def _known(kernel: Kernel, wanted: tuple[str, ...], passed: frozenset[str], argu
 def _sparing(
     kernel: Kernel,
     plain: Derivative,
-    passed: frozenset[str],
+    passed: tuple[str, ...],
     arguments: Sequence[Any],
     found: Sequence[Description],
 ) -> _Way:
@@ -137,7 +143,7 @@ def _sparing(
     variants: Any = variants_of(plain)
     types = variants.base_types(kernel, arguments, found)
     check_floats(plain, types[0])
-    spent = tuple(sorted(plain.plan(*types).spent & passed)) if passed else ()
+    spent = tuple(sorted(plain.plan(*types).spent.intersection(passed))) if passed else ()
     if not spent:
         return plain, ()
     sparing: Derivative = kernel.adjoint(plain.wanted, kept=spent)

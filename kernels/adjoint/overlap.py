@@ -7,18 +7,21 @@ make a gradient wrong without anybody noticing, so they are refused.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import BufferAccessError
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description
 
-__all__ = ["check_overlaps", "on_memory", "repeats", "share_memory"]
+__all__ = ["are_apart", "check_overlaps", "on_memory", "repeats", "share_memory"]
 
 _WORK: Any = 10_000
+_extent = operator.attrgetter("extent")
 
 
 def share_memory(a: Description, b: Description) -> bool:
@@ -36,6 +39,8 @@ def share_memory(a: Description, b: Description) -> bool:
 
 def repeats(found: Description) -> bool:
     """Tell whether several indices name one element, in an array without strides of zero; in doubt, they do."""
+    if found.word & nb.CONTIGUOUS:
+        return False
     reach = found.itemsize
     steps = sorted((abs(step), length) for step, length in zip(found.strides, found.shape, strict=True) if length > 1)
     for step, length in steps if 0 not in found.shape else ():
@@ -43,6 +48,17 @@ def repeats(found: Description) -> bool:
             return True
         reach += step * (length - 1)
     return False
+
+
+def are_apart(arrays: Iterable[Description]) -> bool:
+    """Tell whether no array lies in another's reach, and none repeats elements: then `check_overlaps` has nothing to refuse."""
+    end = 0
+    for found in sorted(arrays, key=_extent):
+        low, high = found.extent
+        if low < end or repeats(found):
+            return False
+        end = high
+    return True
 
 
 def on_memory(found: Description, dtype: Any = None) -> Any:

@@ -19,7 +19,7 @@ import pytest
 
 import numbridge as nb
 from fake_cuda import cuda_array, fake_cuda
-from numbridge.command_line import adjoint_work, cache_files, checks, comparison, cuda_work, drawing, pairs
+from numbridge.command_line import adjoint_work, cache_files, checks, comparison, cuda_work, drawing, pairs, timing
 from numbridge.command_line.adjoint_work import ADJOINTS
 from numbridge.command_line.app import main
 from numbridge.command_line.information import information
@@ -388,6 +388,19 @@ def test_bench_into_a_folder_that_is_not_there(tmp_path):
     for command in (["bench", "--quick", "-o"], ["matrix", "--svg"]):
         done = program(*command, str(tmp_path / "no" / "here"), expected=2)
         assert "is no folder that can be written to" in done.stderr.replace("\n", " ") and not done.stdout
+
+
+def test_calls_that_are_slow_at_first_do_not_make_rounds_short(monkeypatch):
+    clock, calls = [0.0], []
+
+    def run():
+        calls.append(clock[0])
+        clock[0] += 1e-4 if len(calls) < 20 else 1e-5
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    assert timing.alternating({"": run}, rounds=3, seconds=0.01) == {"": pytest.approx(10)}
+    # So long took the three rounds, after calls that only tell how many there are in one.
+    assert sum(1 for call in calls if call >= clock[0] - 0.03) == pytest.approx(3000, rel=0.01)
 
 
 def test_bench_of_no_work_names_what_there_is():
