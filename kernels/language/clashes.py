@@ -19,10 +19,11 @@ from numbridge.kernels.language.source import Program
 
 __all__ = ["Change", "Clash", "change_of", "is_ordered", "sharing"]
 
-# Those that give something else when they are done once more; `|=` and `&=` of one number do not.
-_CHANGING = ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Pow | ast.LShift | ast.RShift | ast.BitXor
-_COMMUTING = ast.Add | ast.Mult | ast.BitXor
-_ATOMICS: dict[type[ast.operator], str] = {ast.Add: "nb.atomic_add", ast.Sub: "nb.atomic_sub"}
+# Those that give something else when they are done once more; the others do so only with another number.
+_CHANGING = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow, ast.LShift, ast.RShift, ast.BitXor)
+_SETTLING = (ast.BitOr, ast.BitAnd, ast.Mod, min, max)
+_COMMUTING = (ast.Add, ast.Mult, ast.BitXor, ast.BitOr, ast.BitAnd, min, max)
+_ATOMICS = {"Add": "nb.atomic_add", "Sub": "nb.atomic_sub", "max": "nb.atomic_max", "min": "nb.atomic_min"}
 
 
 @dataclass(frozen=True)
@@ -86,45 +87,58 @@ class Clash:
 
 @dataclass(frozen=True)
 class Change:
-    """A statement that changes an element as it finds it: ``a[i] += b``, or ``a[i] = a[i] + b``.
+    """A statement that changes an element as it finds it: ``a[i] += b``, ``a[i] = a[i] + b`` or ``a[i] = max(a[i], b)``.
 
     Attributes
     ----------
     element : ast.Subscript
         The element.
-    operation : ast.operator
-        What is done.
+    operation : str
+        What is done: the name of an operator of Python's syntax, or ``min`` or ``max``.
+    by : ast.expr, optional
+        What must differ between threads for one to undo what another does; None if it always does.
     """
 
     element: ast.Subscript
-    operation: ast.operator
+    operation: str
+    by: ast.expr | None
 
     @property
     def way(self) -> str:
         """What to write instead."""
-        atomic, array = _ATOMICS.get(type(self.operation)), self.element.value
+        atomic, array = _ATOMICS.get(self.operation), self.element.value
         if atomic is None or not isinstance(array, ast.Name):
             return "let one thread do it, or use an atomic operation"
         return f"use {atomic}({array.id}, {ast.unparse(self.element.slice)}, ...), or let one thread do it"
 
 
-def change_of(node: ast.stmt) -> Change | None:
-    """Return what a statement changes as it finds it, or None."""
+def change_of(node: ast.stmt, builtin: Callable[[ast.expr], Any]) -> Change | None:
+    """Return what a statement changes as it finds it, or None; `builtin` gives what a name stands for outside of a function."""
+    done: Any
     match node:
-        case ast.AugAssign(target, operation):
-            pass
-        case ast.Assign([target], ast.BinOp(left, operation, right)) | ast.AnnAssign(
-            target, _, ast.BinOp(left, operation, right)
-        ):
-            sides = [left, right] if isinstance(operation, _COMMUTING) else [left]
-            if ast.unparse(target) not in map(ast.unparse, sides):
+        case ast.AugAssign(target, operator, by):
+            done = type(operator)
+        case ast.Assign([target], ast.expr() as made) | ast.AnnAssign(target, _, ast.expr() as made):
+            match made:
+                case ast.BinOp(left, operator, right):
+                    done = type(operator)
+                case ast.Call(function, [left, right], []):
+                    done = builtin(function)
+                case _:
+                    return None
+            if ast.unparse(left) == ast.unparse(target):
+                by = right
+            elif ast.unparse(right) == ast.unparse(target) and done in _COMMUTING:
+                by = left
+            else:
                 return None
         case _:
             return None
     while isinstance(target, ast.Attribute):  # a component of a vector
         target = target.value
-    fits = isinstance(target, ast.Subscript) and isinstance(operation, _CHANGING)
-    return Change(target, operation) if fits else None
+    if not isinstance(target, ast.Subscript) or done not in (*_CHANGING, *_SETTLING):
+        return None
+    return Change(target, done.__name__, None if done in _CHANGING else by)
 
 
 def is_ordered(program: Program) -> bool:
@@ -140,7 +154,12 @@ def is_ordered(program: Program) -> bool:
 
 
 def sharing(
-    index: Sequence[Value], box: Box, turns: Mapping[Variable, Variable], *, is_shared: bool
+    index: Sequence[Value],
+    by: Sequence[Value] | None,
+    box: Box,
+    turns: Mapping[Variable, Variable],
+    *,
+    is_shared: bool,
 ) -> Iterator[tuple[int, tuple[Size, ...]]]:
     """Yield axes along which several threads have one element.
 
@@ -148,6 +167,8 @@ def sharing(
     ----------
     index : sequence of Value
         The element's.
+    by : sequence of Value or None
+        What must differ between the threads, as `Change.by` says.
     box : Box
         What is known where it is changed.
     turns : mapping of Variable to Variable
@@ -162,10 +183,13 @@ def sharing(
     needs : tuple of Size
         What must be positive for that to be so.
     """
-    used = {turns.get(variable, variable) for value in index for variable in _variables(value)}
+    used, differing = (
+        {turns.get(variable, variable) for value in values for variable in _variables(value)}
+        for values in (index, by or ())
+    )
     for variable, span in box.spans.items():
         own = turns.get(variable, variable)
-        if own.kind == "loop" or own in used:
+        if own.kind == "loop" or own in used or (by is not None and own not in differing):
             continue
         # How far the index tells threads apart: one by itself, or by its block, or by its place in that
         told = {other.kind for other in used if other.kind != "loop" and other.number == own.number}

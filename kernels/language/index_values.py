@@ -103,6 +103,8 @@ class Values:
         The function.
     counting : mapping of int to str
         Its ``while`` loops that count, by their identity, and the variable that each counts in.
+    meant : dict of str to ast.expr
+        What names that are assigned once have been assigned so far.
     given, memory, numbers
         What its parameters stand for, as far as they are not assigned to: see `Given`. Its own memory is in `memory`, too.
     """
@@ -113,6 +115,7 @@ class Values:
         self.source, self.callees, self.around = source, callees, (*around, source)
         names = [node.id for node in source.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         self._once = once = {name for name in names if names.count(name) == 1}
+        self.meant: dict[str, ast.expr] = {}
         self.counting = _counting_in(source, names)
         self.kept = once | {*self.counting.values()}
         # Under a name that is assigned, another array or number may be meant.
@@ -124,6 +127,8 @@ class Values:
     def assigned(self, target: ast.expr, value: ast.expr, context: Box) -> Box:
         """Keep what names stand for from here on."""
         for name, part in named_parts(target, value):
+            if name in self._once:
+                self.meant[name] = part
             self._alias(name, part)
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         parts = (

@@ -455,7 +455,7 @@ class _Reading:
 
     def _changed(self, node: ast.stmt, context: Box) -> None:
         """Read a statement that changes an element as it finds it."""
-        change = change_of(node)
+        change = change_of(node, self._builtin)
         found = None if change is None else self._element(change.element)
         if change is None or found is None:
             return
@@ -465,12 +465,26 @@ class _Reading:
         values = [value for part in index if (value := self.values.value(part, context)) is not None]
         if array is None or len(values) < len(index):
             return
+        by = None if change.by is None else [*self._values_in(change.by, context)]
         text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index))}]"
-        for axis, needs in sharing(values, context, self.read.turns, is_shared=memory is not None):
+        for axis, needs in sharing(values, by, context, self.read.turns, is_shared=memory is not None):
             every = tuple(dict.fromkeys((*context.all_needs(), *needs)))
             self.read.clashes.append(
                 Clash(array, memory is not None, axis, every, text, change.way, self.source.excerpt(node))
             )
+
+    def _builtin(self, node: ast.expr) -> Any:
+        static = self.source.resolve(node) if isinstance(node, ast.Name) else None
+        return None if static is None else static.value
+
+    def _values_in(self, node: ast.expr, context: Box, seen: frozenset[str] = frozenset()) -> Iterator[Value]:
+        """Yield what is known of the parts of an expression, and of what names in it are assigned."""
+        for part in ast.walk(node):
+            value = self.values.value(part, context) if isinstance(part, ast.expr) else None
+            if value is not None:
+                yield value
+            elif isinstance(part, ast.Name) and part.id not in seen and part.id in self.values.meant:
+                yield from self._values_in(self.values.meant[part.id], context, seen | {part.id})
 
     def _reached(
         self, node: ast.expr, name: str, index: Sequence[ast.expr], context: Box, most_axes: int | None = None

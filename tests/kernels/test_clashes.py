@@ -91,6 +91,11 @@ TOGETHER = [
     ("v[i] += nb.vec3d(x[i, j], 0.0, 0.0)", "1"),
     ("x[i, j] = 1.0\nflags[i] <<= 1", "1"),
     ("flags[i] ^= 1", "1"),
+    ("y[i, 0] = max(y[i, 0], x[i, j])", "1"),
+    ("y[i, 0] = min(x[i, j] + 1.0, y[i, 0])", "1"),
+    ("value = x[i, j]\ny[i, 0] = max(y[i, 0], value * 2.0)", "1"),
+    ("flags[i] |= 1 << j", "1"),
+    ("flags[i] = flags[i] & (j + 4)", "1"),
     ("y[n, n] += 1.0 if x[i, j] > 0.0 else 0.0", "0"),
 ]
 APART = [
@@ -106,6 +111,9 @@ APART = [
     "for k in range(n):\n    if k == j:\n        y[i, k] += 1.0",
     "nb.atomic_add(y, 0, 0, x[i, j])",
     "flags[0] |= 1",
+    "y[i, 0] = max(y[i, 0], x[i, 0])",
+    "y[i, 0] = max(x[i, j], y[i, 1])",
+    "y[i, 0] = y[i, 0] % x[i, 1]",
     "flags[0] %= 3",
     "y[flags[i], j] += 1.0",
     "mine = cuda.local.array(2, np.float64)\nmine[0] = 0.0\nmine[0] += x[i, j]\ny[i, j] = mine[0]",

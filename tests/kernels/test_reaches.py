@@ -627,7 +627,11 @@ def programs(draw, is_simple=False):
     in_one_loop = st.builds("{}[{}, {}]".format, st.sampled_from("wxyz"), within, within)
 
     def store(kind):
-        form = draw(st.sampled_from(("{0} = {1} + 0.5", "{0} += 0.5 * {1}", "{0} = {1} - {0}", "{0} = {0} / 2.0")))
+        form = draw(
+            st.sampled_from(
+                ("{0} = {1} + 0.5", "{0} += 0.5 * {1}", "{0} = {1} - {0}", "{0} = {0} / 2.0", "{0} = max({1}, {0})")
+            )
+        )
         return form.format(draw(kind), draw(kind))
 
     def block(kind, depth, loops):
