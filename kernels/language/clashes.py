@@ -103,13 +103,13 @@ class Change:
     operation: str
     by: ast.expr | None
 
-    @property
-    def way(self) -> str:
-        """What to write instead."""
+    def way(self, labels: Mapping[str, str]) -> str:
+        """Return what to write instead; `labels` has how names are written that stand for parts of tuples."""
         atomic, array = _ATOMICS.get(self.operation), self.element.value
         if atomic is None or not isinstance(array, ast.Name):
             return "let one thread do it, or use an atomic operation"
-        return f"use {atomic}({array.id}, {ast.unparse(self.element.slice)}, ...), or let one thread do it"
+        name = labels.get(array.id, array.id)
+        return f"use {atomic}({name}, {ast.unparse(self.element.slice)}, ...), or let one thread do it"
 
 
 def change_of(node: ast.stmt, builtin: Callable[[ast.expr], Any]) -> Change | None:

@@ -465,12 +465,13 @@ class _Reading:
         values = [value for part in index if (value := self.values.value(part, context)) is not None]
         if array is None or len(values) < len(index):
             return
+        way = change.way(self.source.labels)
         by = None if change.by is None else [*self._values_in(change.by, context)]
         text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index))}]"
         for axis, needs in sharing(values, by, context, self.read.turns, is_shared=memory is not None):
             every = tuple(dict.fromkeys((*context.all_needs(), *needs)))
             self.read.clashes.append(
-                Clash(array, memory is not None, axis, every, text, change.way, self.source.excerpt(node))
+                Clash(array, memory is not None, axis, every, text, way, self.source.excerpt(node))
             )
 
     def _builtin(self, node: ast.expr) -> Any:

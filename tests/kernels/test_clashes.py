@@ -218,6 +218,22 @@ def test_the_message():
     assert total.tolist() == [1]
 
 
+@nb.kernel
+def summed_into(x, sums):
+    i = nb.tid()
+    sums[1][0] += x[i]
+
+
+def test_arrays_of_a_tuple():
+    sums = (np.zeros(4), np.zeros(1))
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"'sums\[1\]': .* one element, sums\[1\]\[0\], .*add\(sums\[1\], 0, ...\)"
+    ):
+        nb.launch(summed_into, 3, [np.ones(3), sums])
+    nb.launch(summed_into, 1, [np.ones(3), sums])
+    assert sums[1] == 1
+
+
 def test_a_recorded_launch():
     x, total = np.ones(3, np.float32), np.zeros(1, np.float32)
     command = nb.launch(summed, 1, [x, total], record_cmd=True)
