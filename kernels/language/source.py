@@ -302,6 +302,8 @@ class FunctionSource:
         # What is given beyond these, as a tuple
         self.rest = None if arguments.vararg is None else arguments.vararg.arg
         self.locals = frozenset({*self.parameters, *stored} | ({self.rest} if self.rest else set()))
+        # Parameters that another value is assigned to
+        self.rebound = frozenset(self.parameters) & {*stored}
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
         # What a device function is given, and is still when it is used.
         self.given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
