@@ -87,7 +87,7 @@ _NUMBA_READ = frozenset({"literal_unroll", "literally", "prange"})
 
 
 def written_parameters(
-    source: FunctionSource, ranks: Mapping[str, int] | None, records: Mapping[str, np.dtype[Any]]
+    source: FunctionSource, ranks: Mapping[str, int | None] | None, records: Mapping[str, np.dtype[Any]]
 ) -> frozenset[str]:
     """Return the parameters that a function may write; `FunctionSource.written` says what the others are for."""
     return _Writes(source, ranks, records).run()
@@ -119,7 +119,7 @@ class _Writes:
     """
 
     def __init__(
-        self, root: FunctionSource, ranks: Mapping[str, int] | None, records: Mapping[str, np.dtype[Any]]
+        self, root: FunctionSource, ranks: Mapping[str, int | None] | None, records: Mapping[str, np.dtype[Any]]
     ) -> None:
         self.ranks = ranks
         self._fields = {name: dict(_fields(dtype)) for name, dtype in records.items()}
@@ -159,7 +159,8 @@ class _Writes:
     def _rank(self, alias: _Alias) -> int:
         if alias.rank is not None:
             return alias.rank
-        return _UNKNOWN_RANK if self.ranks is None else self.ranks.get(alias.parameter, _UNKNOWN_RANK)
+        known = None if self.ranks is None else self.ranks.get(alias.parameter)
+        return _UNKNOWN_RANK if known is None else known
 
     def field(self, alias: _Alias, name: str) -> _Value:
         """Return what a field of records, or an attribute of something else, may alias."""
@@ -177,10 +178,10 @@ class _Writes:
         """Return whether an augmented assignment to a variable that holds this alias works in place."""
         if alias.places:
             return False
-        if alias.rank is None and self.ranks is None:
-            return alias.taken <= 0
         if alias.rank is None and self.ranks is not None and alias.parameter not in self.ranks:
             return False
+        if alias.rank is None and (self.ranks is None or self.ranks[alias.parameter] is None):
+            return alias.taken <= 0
         return self.is_view(alias)
 
     def elements(self, value: _Value, taken: int | None = 1, *, sliced: bool = False, place: _Place = None) -> _Value:

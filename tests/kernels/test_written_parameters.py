@@ -178,6 +178,7 @@ def check(body: str) -> bool:
         reports = [declared.source.written(RANKS)]
         if not any(isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name) for n in ast.walk(ast.parse(text))):
             reports.append(declared.source.written())
+            reports.append(declared.source.written(RANKS | {"b": None, "e": None}))
     except KernelError:
         return False
     for reported in reports:
