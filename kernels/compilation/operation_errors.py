@@ -365,6 +365,12 @@ def _of_store(given: list[str], kinds: list[str]) -> str | None:
             f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}; the components of its elements "
             "are indexed apart, as in a[i][0] = value"
         )
+    if _NUMBER.fullmatch(kinds[2]) and "slice" not in given[1]:
+        # Components of variables are replaced, and no store into them is left.
+        return (
+            f"a component of {_with_article(kinds[0])} is stored here that is no variable: one from outside the kernel, or in a "
+            "tuple; give it a name before, as in v = ..., and change that"
+        )
     whole = f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}"
     return f"{whole}; store numbers one by one, as in v[0] = value" if "slice" in given[1] else whole
 
@@ -615,6 +621,10 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
         lambda found: (
             f"an array has no .{found[1]} that a kernel stores into; store into its elements, as in x[i] = value"
         ),
+    ),
+    (
+        r"No definition for lowering \w+\(.*\)\.(\w+) = ",
+        lambda found: f"a named tuple does not change, and .{found[1]} is assigned to; make a new one",
     ),
     (
         r"Cannot resolve setattr: \(element\((\w+)\)\)\.(\w+) =",

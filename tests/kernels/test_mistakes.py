@@ -3,6 +3,7 @@
 import array
 import linecache
 import math
+from collections import namedtuple
 from types import ModuleType
 
 import numba
@@ -285,6 +286,8 @@ class Holding:
     pass
 
 
+Pair = namedtuple("Pair", "first second")
+
 AROUND = {
     "kernel": kernel,
     "nb": numbridge,
@@ -298,6 +301,8 @@ AROUND = {
     "NUMBERS": [1.0, 2.0],
     "WEIGHTS": np.ones(2, np.float32),
     "Holding": Holding,
+    "Pair": Pair,
+    "AXIS": numbridge.vec3(1.0, 0.0, 0.0),
     "BUFFER": array.array("f", [1.0, 2.0]),
     "NOTHING": None,
 }
@@ -418,6 +423,15 @@ def made(statement, names=AROUND):
             )
             for store in ("a[1][0] = 3.0", "a[1].x = 3.0", "a[1][0] += 3.0")
         ),
+        (
+            "a = Pair(nb.vec3(y[i]), 1.0); a.first[0] = 2.0; x[i] = a.first[0]",
+            r"a component of a vec3 is stored here that is no variable: .*; give it a name before, as in v = \.\.\.",
+        ),
+        (
+            "AXIS[0] = y[i]; x[i] = AXIS[0]",
+            "a component of a vec3 is stored here that is no variable: one from outside",
+        ),
+        ("a = Pair(y[i], 1.0); a.first = 2.0; x[i] = a.first", "a named tuple does not change, and .first is assigned"),
         # Truth values as indices
         *(
             (statement, r"an index is an integer, and this is a bool; convert with int\(...\), or write an if")
