@@ -1,6 +1,6 @@
 """Kernels that together use every construct of the kernel language, with arguments: the cases of the adjoint tests."""
 
-# ruff: noqa: B007, F841 - kernels as users write them, with loop variables and locals that nothing reads
+# ruff: noqa: B007, F841, RUF005 - kernels as users write them, with loop variables and locals that nothing reads
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ random = np.random.default_rng(7)
 
 def uniform(*shape, low=0.2, high=1.7):
     return random.uniform(low, high, shape)
+
+
+@kernel
+def tuples_added_and_compared(x, y):
+    i = tid()
+    both = (x[i],) + (y[i], 2.0) + ()
+    total = 0.0
+    for part in both + (x[i] * y[i],):
+        total = total * part + part
+    if (i, both[0]) == (1, x[1]) or both[:2] != (x[i], y[i]):
+        total *= x[i]
+    if x.shape == y.shape and (i, i) != (0,) and () == () and not (i, 2) == (0, 2.0) == (0, 2):
+        total *= y[i]
+    y[i] = total
 
 
 @kernel
@@ -691,6 +705,7 @@ def quotients_with_remainders(x, y):
 
 
 CASES = [
+    (tuples_added_and_compared, 4, uniform(4), uniform(4)),
     (not_there, 4, uniform(6), uniform(4), np.array([2, 1 << 40, -3, -(1 << 40)]), np.array([3, 0, 9, 0])),
     (same_in_each_trip, 3, uniform(12), uniform(4), uniform(3), 4),
     (same_in_each_trip, 3, uniform(12), uniform(4), uniform(3), 0),

@@ -141,7 +141,8 @@ class OperatorPlan:
         self._labels, self._known_arrays = {name: kernel.label(name) for name in names}, arrays
         used = {*_arrays(kernel.source), *arrays}
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}
-        written = kernel.source.written()
+        memory = [name for name in names if self.kinds[name] == "array" and not self._is_value(name)]
+        written = kernel.source.written({name: self._rank(name) for name in memory})
         wrong = [name for name in given if self.kinds[name] != "array" or name not in written]
         if wrong:
             raise NumbridgeValueError(
@@ -151,7 +152,8 @@ class OperatorPlan:
         self.outputs = tuple(name for name in names if name in given)
         self.inputs = tuple(name for name in names if name not in given)
         self.arrays = tuple(name for name in self.inputs if self.kinds[name] == "array")
-        self.mutated = tuple(name for name in self.arrays if name in written)
+        # A thread that changes components of what comes by value changes its own.
+        self.mutated = tuple(name for name in self.arrays if name in written and not self._is_value(name))
         inner = {name: len(self._components(name)) for name in self.arrays if name not in self.mutated}
         self.elements = {name: rank for name, rank in inner.items() if rank}
         self.numbers = tuple(place for place, name in enumerate(self.inputs) if self.kinds[name] != "array")
@@ -285,6 +287,10 @@ class OperatorPlan:
             f"number{'' if is_one else 's'}; annotate it, as in {outputs[0]}: nb.array[float], or let the kernel have a "
             "floating-point array first"
         )
+
+    def _rank(self, name: str) -> int | None:
+        annotation = self._parameters[name].annotation
+        return annotation.ndim if isinstance(annotation, ArrayAnnotation) else None
 
     def _is_value(self, name: str) -> bool:
         return isinstance(self._parameters[name].annotation, ElementAnnotation)

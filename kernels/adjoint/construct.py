@@ -149,13 +149,17 @@ class Construct:
             return f"_nb_{element.name}"
         if kind == types.float16 and self.place is not None:
             # Numbers of 16 bits are float32 once they are loaded: only components of elements are not.
-            source, node = self.place
-            raise source.error(
-                node, "vectors and matrices of float16 have no derivative; use those of float32", KernelUnsupportedError
-            )
+            raise self.no_derivative_of("float16")
         name = f"_nb_{kind}"
         self.namespace[name] = getattr(np, str(kind))
         return name
+
+    def no_derivative_of(self, scalar: str) -> KernelUnsupportedError:
+        """Return the error for vectors and matrices of narrow floats, with its place."""
+        source, node = self.place
+        message = f"vectors and matrices of {scalar} have no derivative; use those of float32"
+        error: KernelUnsupportedError = source.error(node, message, KernelUnsupportedError)
+        return error
 
     def cast(self, value: Value, kind: Any) -> Value:
         """Return a value converted to a type."""

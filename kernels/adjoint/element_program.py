@@ -72,9 +72,15 @@ def operate(construct: Construct, name: str, *operands: Value) -> Value | None:
         return operands[0]
     if not expansion.scalar.is_float:
         return _integers(construct, name, expansion, operands)
+    is_whole = _is_whole(name, kinds)
+    if expansion.scalar.numba is None and not (
+        is_whole and None not in kinds and (expansion.result or expansion.is_bool)
+    ):
+        # Numba has no type for the numbers that come into it or out of it.
+        raise construct.no_derivative_of(expansion.scalar.name)
     scalar = inference.scalar_type(expansion.scalar)
     given = [o if k is not None else construct.cast(o, scalar) for o, k in zip(operands, kinds, strict=True)]
-    if _is_whole(name, kinds):
+    if is_whole:
         result = _result_type(expansion, scalar)
         return _add(construct, Function(f"element_{name}", _text(construct, name, len(given)), None), result, given)
     special = _SPECIAL.get(name)

@@ -150,6 +150,8 @@ class Expressions(Scope):
                     and isinstance(right, View | Window)
                 ):
                     return self._product_of_rows(node, "@", (left, right))
+                if isinstance(node.op, ast.Add) and isinstance(left, tuple) and isinstance(right, tuple):
+                    return (*left, *right)
                 return self._binary(node, node.op, self._as_value(node.left, left), self._as_value(node.right, right))
             case ast.UnaryOp():
                 return self._unary(node)
@@ -688,6 +690,9 @@ class Expressions(Scope):
             raise self._refused(
                 node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
             )
+        if isinstance(first[1], tuple) and isinstance(second[1], tuple) and isinstance(op, ast.Eq | ast.NotEq):
+            made = self._same_tuples(node, first, second)
+            return made if isinstance(op, ast.Eq) else self._negated(node, made)
         left, right = (self._as_value(part, value) for part, value in (first, second))
         key = _COMPARISON[type(op)]
         if complex_program.has_complex(left, right):
@@ -695,6 +700,21 @@ class Expressions(Scope):
         if has_element(left, right):
             return self._on_elements(node, key, left, right)
         return self._checked(node, ARITHMETIC[key], [left, right])
+
+    def _same_tuples(
+        self, node: ast.Compare, first: tuple[ast.expr, Binding], second: tuple[ast.expr, Binding]
+    ) -> Value:
+        """Return whether two tuples are equal, whose parts are compared in turn."""
+        (left_node, left), (right_node, right) = first, second
+        if len(left) != len(right) or not left:
+            return self.constant(len(left) == len(right), literal=True)
+        made = self._compared(node, ast.Eq(), (left_node, left[0]), (right_node, right[0]))
+        if len(left) == 1:
+            return made
+        rest: Value = self._choice(
+            node, made, lambda: self._same_tuples(node, (left_node, left[1:]), (right_node, right[1:])), lambda: made
+        )
+        return rest
 
     def _negated(self, node: ast.expr, value: Value) -> Value:
         if value.literal:

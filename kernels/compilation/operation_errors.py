@@ -125,6 +125,8 @@ def in_plain_words(text: str) -> str | None:
             return said(found)
     # A store of several steps fails in one of them, of which Numba speaks after it.
     calls = [call for call in _CALL.finditer(text) if not call[2].startswith("put_part(")]
+    if re.search(r">>> put_part\((Uni)?Tuple\(", text):
+        return "a tuple does not change, and neither do its parts; take one out, as in v = t[1], and make a new tuple"
     if not calls and "Only accept returning of array passed into the function" in text:
         return "a function that is called here returns an array; let it write into one that it is given, and return nothing"
     return _of_call(calls[0][1], calls[0][2]) if calls else None
@@ -277,7 +279,10 @@ def _parts_of(kind: str) -> str:
 def _of_operation(function: str, name: str, kinds: list[str]) -> str | None:
     """Return what is wrong with an operator, or with a call of a function of Python's or NumPy's."""
     if name in ("bool", "not_", "truth") and len(kinds) == 1 and kinds[0].startswith("array of "):
-        return "an array is neither true nor false, as is what compares one; compare its elements, as in x[i] > 0"
+        return (
+            "an array is neither true nor false, as is what compares one; compare its elements, as in x[i] > 0, or ask "
+            "whether it was passed, as in x is not None"
+        )
     if name in _SIGNS and len(kinds) == 2:
         way = "; kernels make no text: print(...) takes text and numbers apart" if "text" in kinds else ""
         if name.removeprefix("i") in _OF_BITS and any(kind.startswith("float") for kind in kinds):
@@ -298,9 +303,13 @@ def _what_it_takes(name: str) -> str:
 
 
 def _of_fraction(index: str) -> str | None:
-    """Return what is wrong with an index that is, or has, a floating-point number."""
+    """Return what is wrong with an index that is, or has, a floating-point number or a truth value."""
+    if "element(" in index:
+        return None
+    if re.search(r"(?<!array\()\bbool(ean)?\b", index):
+        return "an index is an integer, and this is a bool; convert with int(...), or write an if"
     found = re.search(r"(?<!array\()\bfloat\d+\b", index)
-    if found is None or "element(" in index:
+    if found is None:
         return None
     return f"an index is an integer, and this is a {found[0]}; divide with //, or convert with int(...)"
 
@@ -355,6 +364,12 @@ def _of_store(given: list[str], kinds: list[str]) -> str | None:
         return (
             f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}; the components of its elements "
             "are indexed apart, as in a[i][0] = value"
+        )
+    if _NUMBER.fullmatch(kinds[2]) and "slice" not in given[1]:
+        # Components of variables are replaced, and no store into them is left.
+        return (
+            f"a component of {_with_article(kinds[0])} is stored here that is no variable: one from outside the kernel, or in a "
+            "tuple; give it a name before, as in v = ..., and change that"
         )
     whole = f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}"
     return f"{whole}; store numbers one by one, as in v[0] = value" if "slice" in given[1] else whole
@@ -605,6 +620,26 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
         r"Cannot resolve setattr: \((?:readonly )?(?:unaligned )?array\(.*\)\.(\w+) =",
         lambda found: (
             f"an array has no .{found[1]} that a kernel stores into; store into its elements, as in x[i] = value"
+        ),
+    ),
+    (
+        r"No definition for lowering \w+\(.*\)\.(\w+) = ",
+        lambda found: f"a named tuple does not change, and .{found[1]} is assigned to; make a new one",
+    ),
+    (
+        r"Cannot resolve setattr: \(element\((\w+)\)\)\.(\w+) =",
+        lambda found: (
+            f"a {found[1]} has no part {found[2]!r} that is assigned to; assign to components, as in v[0] = value"
+        ),
+    ),
+    (
+        r"Variable '(\w+)' is not defined",
+        lambda found: f"{found[1]!r} is read here where nothing has been assigned to it yet; assign it before",
+    ),
+    (
+        r"Cannot cast type\(CUDADispatcher\(",
+        lambda found: (
+            "a name stands for one function on one path and for another on another, which CUDA cannot call; call each on its path"
         ),
     ),
     (

@@ -15,15 +15,22 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
-from numba.core.imputils import lower_getattr_generic
+from numba.core.imputils import lower_constant, lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
-from numba.extending import intrinsic, register_model
+from numba.extending import intrinsic, register_model, typeof_impl
 
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.compilation.built_calls import Body, built
 from numbridge.kernels.element_types.element_functions import FUNCTIONS, inner
 from numbridge.kernels.element_types.element_operations import constants, expand, implementation
-from numbridge.kernels.element_types.elements import ElementType, complex_parts, component, element_types, vector
+from numbridge.kernels.element_types.elements import (
+    Element,
+    ElementType,
+    complex_parts,
+    component,
+    element_types,
+    vector,
+)
 from numbridge.kernels.scalars import Scalar, by_name
 
 __all__ = [
@@ -123,6 +130,19 @@ class _ElementModel(models.DataModel):
     def from_data(self, builder: Any, value: Any) -> Any:
         parts = [self._part.from_data(builder, builder.extract_value(value, k)) for k in range(self._count)]
         return _packed(builder, self.get_value_type(), parts)
+
+
+@typeof_impl.register(Element)
+def _typeof(value: Element, context: Any) -> Any:
+    """Return the type of a value that a parameter has by default."""
+    return numba_element(type(value))
+
+
+@lower_constant(NumbaElement)
+def _constant(context: Any, builder: Any, kind: NumbaElement, value: Element) -> Any:
+    part = context.get_value_type(kind.dtype)
+    parts = [ir.Constant(part, number) for number in value.numpy().reshape(-1).tolist()]
+    return ir.Constant(context.get_value_type(kind), parts)
 
 
 def _unknown(builder: Any, pointer: Any) -> Any:

@@ -235,6 +235,9 @@ def rewrite(
     told = _told_axes(program, order[-1:]) if in_loops else frozenset()
     writer = _Writer(program, weak_float, target, order=order, told=told, **how)
     writer.ranks = {p.name: p.ndim for p in parameters or () if isinstance(p, ArrayType)}
+    writer.values = frozenset(
+        p.name for p in parameters or () if not isinstance(p, ArrayType) and p.element is not None
+    )
     trees = {id(part): writer.tree(part) for part in program.sources}
     raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
     active, inside = EVERYWHERE, None
@@ -294,6 +297,8 @@ class _Writer:
         self.places = 0
         # How many dimensions those of the kernel's parameters have that are known
         self.ranks: Mapping[str, int] = {}
+        # Which of these are vectors or matrices, passed by value
+        self.values: frozenset[str] = frozenset()
         self.sites: list[Site] = []
         self.elements = elements
         self.weak_float = weak_float
@@ -462,7 +467,8 @@ class _Rewriter(ast.NodeTransformer):
         if name not in self.source.locals:
             return True
         if name in self.source.parameters:
-            return self.source.role == "kernel"
+            is_value = name in self.writer.values or name in self.source.rebound
+            return self.source.role == "kernel" and not is_value
         return name in self.source.memory
 
     def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:

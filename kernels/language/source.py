@@ -302,6 +302,8 @@ class FunctionSource:
         # What is given beyond these, as a tuple
         self.rest = None if arguments.vararg is None else arguments.vararg.arg
         self.locals = frozenset({*self.parameters, *stored} | ({self.rest} if self.rest else set()))
+        # Parameters that another value is assigned to
+        self.rebound = frozenset(self.parameters) & {*stored}
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
         # What a device function is given, and is still when it is used.
         self.given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
@@ -422,15 +424,16 @@ class FunctionSource:
         return frozenset(name for name, fits in made.items() if fits)
 
     def written(
-        self, ranks: Mapping[str, int] | None = None, records: Mapping[str, np.dtype[Any]] | None = None
+        self, ranks: Mapping[str, int | None] | None = None, records: Mapping[str, np.dtype[Any]] | None = None
     ) -> frozenset[str]:
         """Return the parameters that the function may write.
 
         Parameters
         ----------
-        ranks : mapping of str to int, optional
+        ranks : mapping of str to int or None, optional
             How many dimensions each array parameter has. With it, an element of an array is known not to be a view.
-            Without it, ``u = a[i]; u += 1`` counts as arithmetic on an element, which it is unless `a` has more dimensions.
+            Without it, or where it is None, ``u = a[i]; u += 1`` counts as arithmetic on an element, which it is unless
+            `a` has more dimensions.
         records : mapping of str to numpy.dtype, optional
             The structured dtypes of those that have records, which stay memory: ``r = a[i]; r.x = 1`` writes to `a`.
         """

@@ -87,7 +87,7 @@ _NUMBA_READ = frozenset({"literal_unroll", "literally", "prange"})
 
 
 def written_parameters(
-    source: FunctionSource, ranks: Mapping[str, int] | None, records: Mapping[str, np.dtype[Any]]
+    source: FunctionSource, ranks: Mapping[str, int | None] | None, records: Mapping[str, np.dtype[Any]]
 ) -> frozenset[str]:
     """Return the parameters that a function may write; `FunctionSource.written` says what the others are for."""
     return _Writes(source, ranks, records).run()
@@ -119,7 +119,7 @@ class _Writes:
     """
 
     def __init__(
-        self, root: FunctionSource, ranks: Mapping[str, int] | None, records: Mapping[str, np.dtype[Any]]
+        self, root: FunctionSource, ranks: Mapping[str, int | None] | None, records: Mapping[str, np.dtype[Any]]
     ) -> None:
         self.ranks = ranks
         self._fields = {name: dict(_fields(dtype)) for name, dtype in records.items()}
@@ -159,7 +159,8 @@ class _Writes:
     def _rank(self, alias: _Alias) -> int:
         if alias.rank is not None:
             return alias.rank
-        return _UNKNOWN_RANK if self.ranks is None else self.ranks.get(alias.parameter, _UNKNOWN_RANK)
+        known = None if self.ranks is None else self.ranks.get(alias.parameter)
+        return _UNKNOWN_RANK if known is None else known
 
     def field(self, alias: _Alias, name: str) -> _Value:
         """Return what a field of records, or an attribute of something else, may alias."""
@@ -177,10 +178,10 @@ class _Writes:
         """Return whether an augmented assignment to a variable that holds this alias works in place."""
         if alias.places:
             return False
-        if alias.rank is None and self.ranks is None:
-            return alias.taken <= 0
         if alias.rank is None and self.ranks is not None and alias.parameter not in self.ranks:
             return False
+        if alias.rank is None and (self.ranks is None or self.ranks[alias.parameter] is None):
+            return alias.taken <= 0
         return self.is_view(alias)
 
     def elements(self, value: _Value, taken: int | None = 1, *, sliced: bool = False, place: _Place = None) -> _Value:
@@ -258,7 +259,11 @@ def _join(*values: _Value) -> _Value:
 
 
 class _BodyWrites:
-    """One function's body under given arguments. The order of statements is ignored, which errs on the safe side."""
+    """One function's body under given arguments.
+
+    The order of statements is ignored, which errs on the safe side; but what is assigned to a name outside of branches and loops,
+    ``x = x[i]``, is all that the name stands for in the statements that follow.
+    """
 
     def __init__(self, writes: _Writes, source: FunctionSource, arguments: tuple[_Value, ...]) -> None:
         self._all = writes
@@ -267,16 +272,29 @@ class _BodyWrites:
             name: _join(value) for name, value in zip(_names(source), arguments, strict=True)
         }
         self._returned: list[_Value] = []
+        # By which keys variables are known that have been assigned anew
+        self._keys: dict[str, str] = {}
 
     def run(self) -> _Value:
         """Analyse until no variable may hold anything new; return what the result may alias."""
         before = None
         while before != (before := dict(self._variables)):
             self._returned.clear()
-            for node in self._source.nodes:
-                if isinstance(node, ast.stmt):
-                    self._statement(node)
+            self._keys.clear()
+            for place, statement in enumerate(self._source.tree.body):
+                match statement:
+                    case ast.Assign([ast.Name(name) as target]):
+                        value = self._value(statement.value)
+                        self._keys[name] = f"{name} of {place}"
+                        self._bind(target, value, statement.value)
+                    case _:
+                        for node in ast.walk(statement):
+                            if isinstance(node, ast.stmt):
+                                self._statement(node)
         return _join(*self._returned) if self._returned else _NOTHING
+
+    def _variable(self, name: str) -> _Value:
+        return self._variables.get(self._keys.get(name, name), _NOTHING)
 
     def _statement(self, node: ast.stmt) -> None:
         match node:
@@ -317,8 +335,9 @@ class _BodyWrites:
 
     def _bind(self, target: ast.expr, value: _Value, syntax: ast.expr | None = None) -> None:
         if isinstance(target, ast.Name):
-            held = self._variables.get(target.id)
-            self._variables[target.id] = _join(value) if held is None else _join(held, value)
+            key = self._keys.get(target.id, target.id)
+            held = self._variables.get(key)
+            self._variables[key] = _join(value) if held is None else _join(held, value)
         elif isinstance(target, ast.Tuple):
             parts = syntax.elts if isinstance(syntax, ast.Tuple) and len(syntax.elts) == len(target.elts) else None
             for position, element in enumerate(target.elts):
@@ -331,7 +350,7 @@ class _BodyWrites:
         if not isinstance(target, ast.Name):
             self._store(target)
             return
-        held = self._variables.get(target.id, _NOTHING)
+        held = self._variable(target.id)
         self._all.write(frozenset(alias for alias in _aliases(held) if self._all.augments(alias)))
         self._bind(target, _concatenated(value))
 
@@ -394,7 +413,7 @@ class _BodyWrites:
         if static is not None:
             return _FREE if _dimensions_taken(static.value) != 1 else _NOTHING
         if isinstance(node, ast.Name):
-            return self._variables.get(node.id, _NOTHING)
+            return self._variable(node.id)
         value = self._value(node.value)
         if node.attr in _METADATA:
             return _NOTHING

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
+from emulated_cuda import emulated_cuda
 from numbridge.kernels.element_types.element_operations import OPERATIONS, expand
 from numbridge.kernels.element_types.elements import Element, by_number
 
@@ -487,6 +488,47 @@ def test_elements_by_value(by):
     for _ in range(2):
         nb.launch(offset, 4, [x, by, y])
     np.testing.assert_array_equal(y, [[2, 3, 4]] * 4)
+
+
+ONE, HALVES, BYTES = nb.vec3(0.5, 1, 2), nb.vec2h(0.1, -2), nb.vector(2, nb.uint8)(3, 255)
+PAIR = (2.0, nb.vec2i(-1, 7))
+
+
+@nb.func
+def of_defaults(s, v=ONE, h=HALVES, n=BYTES, pair=PAIR):
+    return v * (s * h[0]) + nb.vec3(h[1], float(n[1]), pair[0] * float(pair[1][0]))
+
+
+@nb.kernel
+def changed_values(x: nb.array[nb.vec3], by: nb.vec3, n: nb.vec2i, m: nb.mat22, y: nb.array[nb.vec3]):
+    i = nb.tid()
+    n[0] -= 1
+    if i >= n[0]:
+        return
+    by[1] = x[i][0] * by[2]
+    by.z += 1.0
+    m[0, 1] = by[1]
+    m[1] = m[0] * 2.0
+    x = x[i]
+    x[2] *= m[1, 1]
+    y[i] = x + by + of_defaults(by[0])
+
+
+@pytest.mark.parametrize("on_cuda", [False, True])
+def test_parts_of_what_is_passed_by_value_change_for_the_thread_and_defaults_are_vectors(on_cuda):
+    x, y = RNG.normal(size=(4, 3)).astype(np.float32), np.zeros((4, 3), np.float32)
+    by, n, m = nb.vec3(1, 2, 3), nb.vec2i(4, 0), nb.mat22(1, 2, 3, 4)
+    wanted, before = y.copy(), x.copy()
+    second = 3 * x[:3, 0]
+    wanted[:3] = np.stack([x[:3, 0] + 1, x[:3, 1] + second, 2 * second * x[:3, 2] + 4], 1)
+    wanted[:3] += np.float32([0.5, 1, 2]) * np.float32(np.float16(0.1)) + np.float32([-2, 255, -2])
+    if on_cuda:
+        with emulated_cuda() as device:
+            nb.launch(changed_values, 4, [device.on_device(x), by, n, m, device.on_device(y)])
+    else:
+        nb.launch(changed_values, 4, [x, by, n, m, y])
+    np.testing.assert_allclose(y, wanted, rtol=1e-5)
+    assert (x == before).all() and (by, n, m) == (nb.vec3(1, 2, 3), nb.vec2i(4, 0), nb.mat22(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("by", [(1, 2, 3), nb.vec2(1, 2), nb.vec3d(1), np.zeros(3), np.zeros(2, np.float32), 1.0])

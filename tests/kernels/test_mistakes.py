@@ -3,12 +3,14 @@
 import array
 import linecache
 import math
+from collections import namedtuple
 from types import ModuleType
 
 import numba
 import numpy as np
 import pytest
 from numba import cuda
+from numba.core.errors import NumbaExperimentalFeatureWarning
 
 import numbridge
 from numbridge.kernels.cpu_backend.raised import RAISED, raised_by
@@ -284,6 +286,8 @@ class Holding:
     pass
 
 
+Pair = namedtuple("Pair", "first second")
+
 AROUND = {
     "kernel": kernel,
     "nb": numbridge,
@@ -297,6 +301,8 @@ AROUND = {
     "NUMBERS": [1.0, 2.0],
     "WEIGHTS": np.ones(2, np.float32),
     "Holding": Holding,
+    "Pair": Pair,
+    "AXIS": numbridge.vec3(1.0, 0.0, 0.0),
     "BUFFER": array.array("f", [1.0, 2.0]),
     "NOTHING": None,
 }
@@ -320,7 +326,7 @@ def made(statement, names=AROUND):
             "if y > 1: x[i] = 1",
             r"an array is neither true nor false, as is what compares one; compare its elements, as in x\[i\]",
         ),
-        ("x[i] = 1.0 if y else 2.0", "an array is neither true nor false"),
+        ("x[i] = 1.0 if y else 2.0", "an array is .*, or ask whether it was passed, as in x is not None"),
         ("x[i] = math.sin(y)", r"sin does not take \(array of float32\)"),
         ("x[i] = math.sin(nb.vec3(1.0))", r"sin does not take \(vec3\)"),
         ("y.count = 1", "an array has no .count that a kernel stores into; store into its elements"),
@@ -410,6 +416,36 @@ def made(statement, names=AROUND):
             "a = (1.0, 2.0); a[0] = 3.0; x[i] = a[0]",
             "a tuple does not change; make a new one, or take cuda.local.array",
         ),
+        *(
+            (
+                f"a = (y[i], nb.vec3(1.0)); {store}; x[i] = a[1][0]",
+                r"a tuple does not change, and neither do its parts; take one out, as in v = t\[1\]",
+            )
+            for store in ("a[1][0] = 3.0", "a[1].x = 3.0", "a[1][0] += 3.0")
+        ),
+        (
+            "a = Pair(nb.vec3(y[i]), 1.0); a.first[0] = 2.0; x[i] = a.first[0]",
+            r"a component of a vec3 is stored here that is no variable: .*; give it a name before, as in v = \.\.\.",
+        ),
+        (
+            "AXIS[0] = y[i]; x[i] = AXIS[0]",
+            "a component of a vec3 is stored here that is no variable: one from outside",
+        ),
+        ("a = Pair(y[i], 1.0); a.first = 2.0; x[i] = a.first", "a named tuple does not change, and .first is assigned"),
+        # Truth values as indices
+        *(
+            (statement, r"an index is an integer, and this is a bool; convert with int\(...\), or write an if")
+            for statement in (
+                "x[i] = y[y[i] > 0]",
+                "x[y[i] > 0] = y[i]",
+                "x[i] = nb.vec3(y[i])[y[i] > 0]",
+                "x[i] = nb.mat22(y[i])[i, y[i] > 0]",
+                "x[i] = (y[i], 1.0)[y[i] > 0]",
+            )
+        ),
+        # Names
+        ("x[i] = y[i] * later; later = 2.0", "'later' is read here where nothing has been assigned to it yet"),
+        ("v = nb.vec3(y[i]); v.xy = 1.0; x[i] = v[0]", "a vec3 has no part 'xy' that is assigned to; assign to comp"),
         # Text
         (
             "print('x %f' % y[i])",
@@ -442,6 +478,15 @@ def test_operations_and_calls_that_there_are_not(statement, words):
             compiled()
         assert "Numba says" not in str(caught.value) and "_nb_" not in str(caught.value)
     assert (x == 1).all()
+
+
+def test_a_function_chosen_on_the_way_is_none_for_cuda():
+    wrong = made("f = both if y[i] > 0 else other; x[i] = f(y[i], 1.0)", AROUND | {"other": func(lambda a, b: a * b)})
+    with (
+        pytest.warns(NumbaExperimentalFeatureWarning),
+        pytest.raises(KernelError, match=r"a name stands for one function on one path.*; call each on its path\n  <"),
+    ):
+        wrong.ptx(ones(), ones(), capability=(9, 0))
 
 
 @pytest.mark.parametrize(

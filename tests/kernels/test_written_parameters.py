@@ -178,6 +178,7 @@ def check(body: str) -> bool:
         reports = [declared.source.written(RANKS)]
         if not any(isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name) for n in ast.walk(ast.parse(text))):
             reports.append(declared.source.written())
+            reports.append(declared.source.written(RANKS | {"b": None, "e": None}))
     except KernelError:
         return False
     for reported in reports:
@@ -329,3 +330,22 @@ def test_each_view_alone(view):
         value = view.format(first, last)
         for use in USES:
             check(use.format(value))
+
+
+@kernel
+def names_anew(x, y, z):
+    i = intrinsics.tid()
+    x = x[i]
+    x[0] *= 2.0
+    for k in range(3):
+        y[k] += x[k]
+        y = y[1:]
+    if x[0] > 0.0:
+        z = z[0]
+    z[0] = 1.0
+
+
+def test_a_name_is_what_was_assigned_to_it_outside_of_branches_and_loops():
+    elements = {"x": 1, "y": 1, "z": 1}
+    assert names_anew.source.written(elements) == {"y", "z"}
+    assert names_anew.source.written(elements | {"x": 2}) == {"x", "y", "z"}

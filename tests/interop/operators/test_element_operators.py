@@ -153,3 +153,47 @@ def test_an_output_written_by_components():
     op = nb.torch_op(written_by_components, "out", name="test_by_components")
     v = given(torch.from_numpy)[1].requires_grad_()
     assert torch.autograd.gradcheck(op, (v,)) and torch.autograd.gradgradcheck(op, (v,))
+
+
+@nb.func
+def halved(v, k):
+    v[k] *= 0.5
+    return v
+
+
+@nb.kernel
+def of_changed_locals(v: nb.array1d[nb.vec3d], t: nb.vec3d, out: nb.array1d[nb.vec3d]):
+    i = nb.tid()
+    u = v[i]
+    u[0] *= u.y
+    u += halved(v[i], 2)
+    t.z -= u[1]
+    out[i] = nb.cross(u, t)
+
+
+@nb.kernel
+def of_changed_rows(v: nb.array, out: nb.array):
+    i = nb.tid()
+    row = v[i]
+    row[0] = 2.0
+    out[i, 0] = row[0]
+
+
+def test_a_vector_that_a_thread_loads_or_is_passed_is_its_own_to_change():
+    _, v, t = given(torch.from_numpy)
+    op = nb.torch_op(of_changed_locals, "out", name="test_changed_locals")
+    before = v.clone(), t.clone()
+    u = v * torch.stack([v[:, 1] + 1, torch.full((N,), 2.0), torch.full((N,), 1.5)], 1)
+    changed = torch.stack([*t.expand(N, 3).T[:2], t[2] - u[:, 1]], 1)
+    torch.testing.assert_close(op(v, t), torch.linalg.cross(u, changed))
+    assert torch.autograd.gradcheck(op, (v.requires_grad_(), t.requires_grad_()))
+    assert torch.equal(v, before[0]) and torch.equal(t, before[1])
+
+
+def test_the_row_of_an_array_of_unknown_rank_is_memory():
+    op = nb.torch_op(of_changed_rows, "out", launch_dims=N, output_dims=(N, 1), name="test_changed_rows")
+    v = torch.zeros(N, 3)
+    op(v)
+    assert v[:, 0].tolist() == [2.0] * N
+    with pytest.raises(nb.NumbridgeError, match="changes v in place and has no gradient"):
+        op(v.clone().requires_grad_())

@@ -296,6 +296,32 @@ def in_slices(x: nb.array2d[VEC3], m: nb.array1d[MAT22], y: nb.array1d[VEC3]):
         y[i] += nb.cw_mul(v, part[-1])
 
 
+@nb.kernel
+def changed_values(x: nb.array1d[VEC3], v: VEC3, m: MAT33, y: nb.array1d[VEC3]):
+    i = nb.tid()
+    v[0] = x[i].y * v[1]
+    v.z += v[0] * m[i, 1]
+    m[i] = v
+    m[1][2] *= x[i][0]
+    x = x[i]
+    x[i] -= v[0] * x.y
+    y[i] = m @ x + v
+
+
+AXIS, PARTS, SHIFT = VEC3(1.0, -2.0, 0.5), (0.3, MAT22(1.0, 2.0, 3.0, 4.0)), nb.vec2i(1, 3)
+
+
+@nb.func
+def of_defaults(s, v=AXIS, parts=PARTS, shift=SHIFT):
+    return v * (s * parts[0]) + VEC3(s, float(shift[1]), s * s) * parts[1][1, 0]
+
+
+@nb.kernel
+def left_out(x: nb.array1d[VEC3], y: nb.array1d[VEC3]):
+    i = nb.tid()
+    y[i] = nb.cross(of_defaults(x[i][0]), of_defaults(x[i].y, v=x[i]))
+
+
 def near_one(rows):
     return np.eye(rows) + 0.3 * floats(N, rows, rows)
 
@@ -320,6 +346,8 @@ CASES = [
     (column, floats(N, 3), floats(N, 3, 3), floats(N, 7), floats(2, N, 3), floats(N, 3, 3)),
     (neighbours, floats(N, 3), floats(N, 3, 3), floats(N, 7), np.array([2, 1, 2, 0]), floats(N)),
     (in_slices, floats(N, 4, 3), floats(N, 2, 2), floats(N, 3)),
+    (changed_values, floats(N, 3), nb.vec3d(0.3, -1, 0.5), nb.mat33d(*floats(9)), floats(N, 3)),
+    (left_out, floats(N, 3), floats(N, 3)),
     (whole_and_parts, floats(N, 3), ORDER, floats(N, 3), floats(N + 1, 3), floats(N, 7)),
 ]
 
@@ -554,6 +582,24 @@ def scaled_halves(x: nb.array1d[nb.float16], out: nb.array1d[nb.float32]):
     out[0] = m[0, 1]
 
 
+BRAIN, EIGHT_BITS = nb.vector(2, nb.bfloat16), nb.vector(2, nb.float8_e5m2)
+
+
+@nb.kernel
+def length_of_brain_floats(x: nb.array1d[nb.float32], out: nb.array1d[nb.float32]):
+    out[0] = nb.length(BRAIN(x[0], x[1]))
+
+
+@nb.kernel
+def product_of_brain_floats(x: nb.array1d[nb.float32], out: nb.array1d[nb.float32]):
+    out[0] = x[0] * nb.dot(BRAIN(x[0]), BRAIN(x[1]))
+
+
+@nb.kernel
+def scaled_floats_of_eight_bits(x: nb.array1d[nb.float32], out: nb.array1d[nb.float32]):
+    out[0] = (x[0] * EIGHT_BITS(x[1]))[0]
+
+
 def single(*shape):
     return np.ones(shape, np.float32)
 
@@ -578,6 +624,18 @@ def single(*shape):
                 r"vectors and matrices of float16 have no derivative; use those of float32\n.*py:\d+:\d+\n.*\n *\^",
             )
             for kernel in (local_halves, scaled_halves)
+        ),
+        *(
+            (
+                kernel,
+                (single(N), single(N)),
+                rf"vectors and matrices of {dtype} have no derivative; use those of float32\n.*py:\d+:\d+\n",
+            )
+            for kernel, dtype in (
+                (length_of_brain_floats, "bfloat16"),
+                (product_of_brain_floats, "bfloat16"),
+                (scaled_floats_of_eight_bits, "float8_e5m2"),
+            )
         ),
         (halves, (np.ones((N, 3), np.float16), single(N)), r"parameter 'x' is vec3h, of float16.*convert it first"),
     ],
