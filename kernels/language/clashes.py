@@ -69,6 +69,8 @@ class Clash:
     def missing(self, known: Known, is_shorter: Callable[[Any, Any], bool | None]) -> bool | None:
         """Tell whether several threads of a launch clash; None where symbolic extents do not tell; see `Reach.missing`."""
         clashes: bool | None = True
+        if not self.is_shared and known.shape(self.array) is None:
+            return False  # a vector that is passed by value, which each thread has for itself
         for need in self.needs:
             size = need.value(known)
             if size is None or (is_idle := is_shorter(size, 1)):

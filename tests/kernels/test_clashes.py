@@ -234,6 +234,25 @@ def test_arrays_of_a_tuple():
     assert sums[1] == 1
 
 
+@nb.kernel
+def counted_down(n: nb.vec3i, out: nb.array[int]):
+    i = nb.tid()
+    while n[0] > 0:
+        n[0] -= 1
+        n.y += 2
+    out[i] = n[1]
+
+
+def test_what_is_passed_by_value_each_thread_has_for_itself():
+    for launch in (counted_down, nb.jax_kernel(counted_down, launch_dims=3, output_dims=3)):
+        if launch is counted_down:
+            out = np.zeros(3, np.int32)
+            nb.launch(counted_down, 3, [nb.vec3i(2, 1, 0), out])
+        else:
+            (out,) = launch(nb.vec3i(2, 1, 0))
+        assert out.tolist() == [5, 5, 5]
+
+
 def test_a_recorded_launch():
     x, total = np.ones(3, np.float32), np.zeros(1, np.float32)
     command = nb.launch(summed, 1, [x, total], record_cmd=True)
