@@ -214,7 +214,8 @@ class _Rows:
             return
         for reach in reaches:
             if isinstance(reach, Clash):
-                self.rows.append((nb.REACH_LEAST, -1, 0, -1, 1))
+                if reach.is_shared or reach.array in self.arrays:
+                    self.rows.append((nb.REACH_LEAST, -1, 0, -1, 1))
                 continue
             first, rank = self.arrays.get(reach.array, (0, 0))
             if not reach.is_along(rank if reach.extents is None else len(reach.extents)):
