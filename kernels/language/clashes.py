@@ -139,6 +139,8 @@ def change_of(node: ast.stmt, builtin: Callable[[ast.expr], Any]) -> Change | No
                 return None
         case _:
             return None
+    if done in (ast.Mult, ast.Pow) and isinstance(by, ast.Constant) and by.value == 0:
+        return None  # a way to store one number
     is_part = isinstance(target, ast.Attribute)
     while isinstance(target, ast.Attribute):  # a component of a vector, or a field of a record
         target = target.value

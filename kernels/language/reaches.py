@@ -467,7 +467,7 @@ class _Reading:
         if array is None or len(values) < len(index):
             return
         by = None if change.by is None else [*self._values_in(change.by, context)]
-        text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index))}]"
+        text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index)) or '()'}]"
         way = change.way(self.source.labels)
         for axis, needs in sharing(values, by, context, self.read.turns, is_shared=memory is not None):
             every = tuple(dict.fromkeys((*context.all_needs(), *needs)))

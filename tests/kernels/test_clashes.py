@@ -152,6 +152,7 @@ APART = [
     "if j == n:\n    y[i, 0] += x[i, j]",
     "for k in range(i, i + 1):\n    y[k, j] += 1.0",
     "for k in range(n):\n    if k == j:\n        y[i, k] += 1.0",
+    "y[i, 0] *= 0.0",
     "nb.atomic_add(y, 0, 0, x[i, j])",
     "flags[0] |= 1",
     "y[i, 0] = max(y[i, 0], x[i, 0])",
@@ -302,6 +303,14 @@ def test_the_way_out(body, way):
     with pytest.raises(nb.NumbridgeValueError) as found:
         nb.launch(kernel, (2, 3), [(np.ones((2, 2)), np.ones(3)), vectors, records])
     assert str(found.value).splitlines()[0].endswith(f"so that changes are lost; {way}")
+
+
+def test_arrays_of_no_axes():
+    number = np.zeros(())
+    with pytest.raises(nb.NumbridgeValueError, match=r"one element, y\[\(\)\], .*use nb.atomic_add\(y, \(\), ...\)"):
+        nb.launch(made("def k(x, y):\n    i = nb.tid()\n    y[()] += x[i]\n"), 3, [np.ones(3), number])
+    nb.launch(made("def k(x, y):\n    i = nb.tid()\n    nb.atomic_add(y, (), x[i])\n"), 3, [np.ones(3), number])
+    assert number == 3
 
 
 def test_vectors_by_value():
