@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from numbridge.kernels.language.index_boxes import Box, Operation, Value, Variable
-from numbridge.kernels.language.indexing import atomic_operation
 from numbridge.kernels.language.launch_sizes import Along, Known, Size
-from numbridge.kernels.language.source import Program
 
-__all__ = ["Change", "Clash", "change_of", "is_ordered", "sharing"]
+__all__ = ["Change", "Clash", "change_of", "sharing"]
 
 # Those that give something else when they are done once more; the others do so only with another number.
 _CHANGING = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow, ast.LShift, ast.RShift, ast.BitXor)
@@ -68,9 +66,9 @@ class Clash:
 
     def missing(self, known: Known, is_shorter: Callable[[Any, Any], bool | None]) -> bool | None:
         """Tell whether several threads of a launch clash; None where symbolic extents do not tell; see `Reach.missing`."""
-        clashes: bool | None = True
         if not self.is_shared and known.shape(self.array) is None:
-            return False  # a vector that is passed by value, which each thread has for itself
+            return False  # a vector that is passed by value, of which each thread has its own
+        clashes: bool | None = True
         for need in self.needs:
             size = need.value(known)
             if size is None or (is_idle := is_shorter(size, 1)):
@@ -99,19 +97,23 @@ class Change:
         What is done: the name of an operator of Python's syntax, or ``min`` or ``max``.
     by : ast.expr, optional
         What must differ between threads for one to undo what another does; None if it always does.
+    is_part : bool
+        Whether it is a component of the element that is changed, or a field.
     """
 
     element: ast.Subscript
     operation: str
     by: ast.expr | None
 
+    is_part: bool = False
+
     def way(self, labels: Mapping[str, str]) -> str:
-        """Return what to write instead; `labels` has how names are written that stand for parts of tuples."""
+        """Return what to write instead; `labels` are what names stand for in what its writer has written."""
         atomic, array = _ATOMICS.get(self.operation), self.element.value
-        if atomic is None or not isinstance(array, ast.Name):
+        if atomic is None or self.is_part or not isinstance(array, ast.Name):
             return "let one thread do it, or use an atomic operation"
-        name = labels.get(array.id, array.id)
-        return f"use {atomic}({name}, {ast.unparse(self.element.slice)}, ...), or let one thread do it"
+        index = ast.unparse(self.element.slice)
+        return f"use {atomic}({labels.get(array.id, array.id)}, {index}, ...), or let one thread do it"
 
 
 def change_of(node: ast.stmt, builtin: Callable[[ast.expr], Any]) -> Change | None:
@@ -125,7 +127,8 @@ def change_of(node: ast.stmt, builtin: Callable[[ast.expr], Any]) -> Change | No
                 case ast.BinOp(left, operator, right):
                     done = type(operator)
                 case ast.Call(function, [left, right], []):
-                    done = builtin(function)
+                    called = builtin(function)
+                    done = next((known for known in (min, max) if called is known), None)
                 case _:
                     return None
             if ast.unparse(left) == ast.unparse(target):
@@ -136,23 +139,14 @@ def change_of(node: ast.stmt, builtin: Callable[[ast.expr], Any]) -> Change | No
                 return None
         case _:
             return None
-    while isinstance(target, ast.Attribute):  # a component of a vector
+    if done in (ast.Mult, ast.Pow) and isinstance(by, ast.Constant) and by.value == 0:
+        return None  # a way to store one number
+    is_part = isinstance(target, ast.Attribute)
+    while isinstance(target, ast.Attribute):  # a component of a vector, or a field of a record
         target = target.value
     if not isinstance(target, ast.Subscript) or done not in (*_CHANGING, *_SETTLING):
         return None
-    return Change(target, done.__name__, None if done in _CHANGING else by)
-
-
-def is_ordered(program: Program) -> bool:
-    """Tell whether threads may let each other change an element by turns: atomic operations can be a lock, or a queue."""
-    for source in (*program.sources, *program.compiled_sources()):
-        nodes = () if source is None else source.nodes
-        tests = {id(part) for node in nodes if isinstance(node, ast.While) for part in ast.walk(node.test)}
-        for node in nodes:
-            operation = None if source is None else atomic_operation(source, node)
-            if operation in ("cas", "compare_and_swap", "exch") or (operation is not None and id(node) in tests):
-                return True
-    return False
+    return Change(target, done.__name__, None if done in _CHANGING else by, is_part)
 
 
 def sharing(

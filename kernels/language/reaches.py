@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from numbridge.kernels.language.clashes import Clash, change_of, is_ordered, sharing
+from numbridge.kernels.language.clashes import Clash, change_of, sharing
 from numbridge.kernels.language.comparisons import INVERSE, MIRRORED
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.index_boxes import Box, Operation, Span, Value, Variable, ends, moved, of_threads
@@ -24,6 +24,7 @@ from numbridge.kernels.language.indexing import atomic_index, elements_of, moves
 from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by, may_raise
 from numbridge.kernels.language.launch_sizes import ONE, ZERO, Along, Extent, Known, Quotient, Size, quotient
 from numbridge.kernels.language.source import FunctionSource, Program
+from numbridge.kernels.language.waiting import is_ordered
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
@@ -467,7 +468,8 @@ class _Reading:
             return
         way = change.way(self.source.labels)
         by = None if change.by is None else [*self._values_in(change.by, context)]
-        text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index))}]"
+        text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index)) or '()'}]"
+        way = change.way(self.source.labels)
         for axis, needs in sharing(values, by, context, self.read.turns, is_shared=memory is not None):
             every = tuple(dict.fromkeys((*context.all_needs(), *needs)))
             self.read.clashes.append(
@@ -478,14 +480,17 @@ class _Reading:
         static = self.source.resolve(node) if isinstance(node, ast.Name) else None
         return None if static is None else static.value
 
-    def _values_in(self, node: ast.expr, context: Box, seen: frozenset[str] = frozenset()) -> Iterator[Value]:
-        """Yield what is known of the parts of an expression, and of what names in it are assigned."""
-        for part in ast.walk(node):
-            value = self.values.value(part, context) if isinstance(part, ast.expr) else None
-            if value is not None:
-                yield value
-            elif isinstance(part, ast.Name) and part.id not in seen and part.id in self.values.meant:
-                yield from self._values_in(self.values.meant[part.id], context, seen | {part.id})
+    def _values_in(self, node: ast.expr, context: Box) -> Iterator[Value]:
+        """Yield what is known of the parts of an expression, and of what names in it are assigned, each name once."""
+        waiting, seen = [node], set[str]()
+        while waiting:
+            for part in ast.walk(waiting.pop()):
+                value = self.values.value(part, context) if isinstance(part, ast.expr) else None
+                if value is not None:
+                    yield value
+                elif isinstance(part, ast.Name) and part.id not in seen and part.id in self.values.meant:
+                    seen.add(part.id)
+                    waiting.append(self.values.meant[part.id])
 
     def _reached(
         self, node: ast.expr, name: str, index: Sequence[ast.expr], context: Box, most_axes: int | None = None

@@ -10,10 +10,12 @@ import linecache
 
 import jax
 import jax.numpy as jnp
+import numba
 import numpy as np
 import pytest
 import torch
 from numba import cuda
+from numba.extending import intrinsic
 
 import numbridge as nb
 from fake_cuda import cuda_array, fake_cuda
@@ -43,10 +45,51 @@ def lock(flags):
     return 0
 
 
+@nb.func
+def turn(flags):
+    return nb.atomic_add(flags, 0, 0)
+
+
+@nb.func
+def turn_after(flags, k):
+    while flags[k - 1] == 0:
+        cuda.threadfence()
+    return k
+
+
+@numba.njit
+def asked(flags):
+    return flags[0]
+
+
+@intrinsic
+def foreign(_, k):
+    return k(k), lambda context, builder, signature, given: given[0]
+
+
+@nb.func
+def moved(v):
+    v.x += 1.0
+    v[1] += 1.0
+    return v.x
+
+
+WAYS_TO_WAIT = {"turn": turn, "turn_after": turn_after, "asked": asked, "foreign": foreign}
+
+
 def made(text):
     file = f"<clashes {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    space = {"nb": nb, "np": np, "cuda": cuda, "add": add, "added": added, "lock": lock}
+    space = {
+        "nb": nb,
+        "np": np,
+        "cuda": cuda,
+        "add": add,
+        "added": added,
+        "lock": lock,
+        **WAYS_TO_WAIT,
+        "table": np.ones(3),
+    }
     exec(compile(text, file, "exec"), space)
     return nb.kernel(space["k"])
 
@@ -109,6 +152,7 @@ APART = [
     "if j == n:\n    y[i, 0] += x[i, j]",
     "for k in range(i, i + 1):\n    y[k, j] += 1.0",
     "for k in range(n):\n    if k == j:\n        y[i, k] += 1.0",
+    "y[i, 0] *= 0.0",
     "nb.atomic_add(y, 0, 0, x[i, j])",
     "flags[0] |= 1",
     "y[i, 0] = max(y[i, 0], x[i, 0])",
@@ -143,12 +187,38 @@ def test_what_threads_do_apart(body):
         "while cuda.atomic.compare_and_swap(flags, 0, 1) != 0:\n    pass",
         "while nb.atomic_add(flags, 0, 0) != i:\n    pass",
         "lock(flags)",
+        "while True:\n    if nb.atomic_add(flags, 0, 0) == i:\n        break",
+        "now = nb.atomic_add(flags, 0, 0)\nwhile now != i:\n    now = nb.atomic_add(flags, 0, 0)",
+        "done = False\nwhile not done:\n    if nb.atomic_add(flags, 0, 0) == i:\n        done = True",
+        "for _ in range(1 << 30):\n    if nb.atomic_add(flags, 0, 0) == i:\n        break",
+        "while turn(flags) != i:\n    pass",
+        "while asked(flags) != i:\n    pass",
+        "mine = nb.atomic_add(flags, 0, 1)\nwhile flags[1] != mine:\n    cuda.threadfence()",
+        "tries = 0\nwhile flags[1] != i:\n    tries += 1",
+        "now = cuda.local.array(1, np.int32)\nnow[0] = 0\nwhile now[0] != i:\n    now[0] = nb.atomic_add(flags, 0, 0)",
+        "k = turn_after(flags, i)",
+        "k = foreign(i)",
     ],
 )
 def test_threads_that_wait_for_each_other(wait):
     lines = "".join(f"    {line}\n" for line in f"i = nb.tid()\n{wait}\ny[0, 0] += x[i, 0]".splitlines())
     assert reaches_of(made(f"def k(x, y, flags):\n{lines}")) and not clashes_of(made(f"def k(x, y, flags):\n{lines}"))
     assert clashes_of(made("def k(x, y, flags):\n    i = nb.tid()\n    y[0, 0] += x[i, 0]\n"))
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for k in range(n):\n    if x[k, 0] > 0.5:\n        break",
+        "while n > x.shape[0]:\n    n -= 1",
+        "k = 0\nwhile k < n:\n    nb.atomic_add(flags, 0, 1)\n    k += 1",
+        "k = i\nwhile x[k, 0] > 0.5 and k > 0:\n    k -= 1",
+        "while y[i, 1] > 0.5:\n    y[i, 1] -= 1.0",
+    ],
+)
+def test_loops_that_wait_for_nobody(loop):
+    lines = "".join(f"    {line}\n" for line in f"i = nb.tid()\n{loop}\ny[0, 0] += x[i, 0]".splitlines())
+    assert clashes_of(made(f"def k(x, y, flags, n):\n{lines}"))
 
 
 @pytest.mark.parametrize(
@@ -219,22 +289,6 @@ def test_the_message():
 
 
 @nb.kernel
-def summed_into(x, sums):
-    i = nb.tid()
-    sums[1][0] += x[i]
-
-
-def test_arrays_of_a_tuple():
-    sums = (np.zeros(4), np.zeros(1))
-    with pytest.raises(
-        nb.NumbridgeValueError, match=r"'sums\[1\]': .* one element, sums\[1\]\[0\], .*add\(sums\[1\], 0, ...\)"
-    ):
-        nb.launch(summed_into, 3, [np.ones(3), sums])
-    nb.launch(summed_into, 1, [np.ones(3), sums])
-    assert sums[1] == 1
-
-
-@nb.kernel
 def counted_down(n: nb.vec3i, out: nb.array[int]):
     i = nb.tid()
     while n[0] > 0:
@@ -251,6 +305,54 @@ def test_what_is_passed_by_value_each_thread_has_for_itself():
         else:
             (out,) = launch(nb.vec3i(2, 1, 0))
         assert out.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("body", "way"),
+    [
+        ("pair[1][0] += 1.0", "use nb.atomic_add(pair[1], 0, ...), or let one thread do it"),
+        ("pair[0][i, 0] -= j", "use nb.atomic_sub(pair[0], (i, 0), ...), or let one thread do it"),
+        ("v[i].x += 1.0", "let one thread do it, or use an atomic operation"),
+        ("records[0].a += 1.0", "let one thread do it, or use an atomic operation"),
+    ],
+)
+def test_the_way_out(body, way):
+    kernel = made(f"def k(pair, v, records):\n    {HEAD}\n    {body}\n")
+    vectors, records = nb.from_numpy(np.ones((3, 3)), dtype=nb.vec3d), np.zeros(3, [("a", np.float64)])
+    with pytest.raises(nb.NumbridgeValueError) as found:
+        nb.launch(kernel, (2, 3), [(np.ones((2, 2)), np.ones(3)), vectors, records])
+    assert str(found.value).splitlines()[0].endswith(f"so that changes are lost; {way}")
+
+
+def test_arrays_of_no_axes():
+    number = np.zeros(())
+    with pytest.raises(nb.NumbridgeValueError, match=r"one element, y\[\(\)\], .*use nb.atomic_add\(y, \(\), ...\)"):
+        nb.launch(made("def k(x, y):\n    i = nb.tid()\n    y[()] += x[i]\n"), 3, [np.ones(3), number])
+    nb.launch(made("def k(x, y):\n    i = nb.tid()\n    nb.atomic_add(y, (), x[i])\n"), 3, [np.ones(3), number])
+    assert number == 3
+
+
+def test_vectors_by_value():
+    @nb.kernel
+    def each(v, y):
+        i = nb.tid()
+        y[i] = moved(v) + v.x
+
+    y = np.zeros(3)
+    for _ in range(2):
+        nb.launch(each, 3, [nb.vec3d(1, 2, 3), y])
+    assert y.tolist() == [3, 3, 3]
+
+
+def test_what_is_made_of_names_that_are_used_twice():
+    names = "".join(f"    v{k + 1} = v{k} * v{k}\n" for k in range(64))
+    kernel = made(f"def k(x, y):\n    i = nb.tid()\n    v0 = x[i]\n{names}    y[0] = max(y[0], v64)\n")
+    assert [found.text for found in clashes_of(kernel)] == ["y[0]"]
+
+
+def test_what_no_function_is():
+    kernel = made("def k(x, y):\n    i = nb.tid()\n    y[0] = table(y[0], x[i])\n")
+    assert not clashes_of(kernel)
 
 
 def test_a_recorded_launch():

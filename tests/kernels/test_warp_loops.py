@@ -317,9 +317,10 @@ def syncs_apart(x, y):
 
 def votes_apart(x, y):
     t = cuda.threadIdx.x
+    votes = 0
     if t % 32 < 20 and t > 31:
-        y[t] = cuda.any_sync(0x1FFFFF, x[t] > 0.5)
-    y[t] += cuda.syncthreads_count(1)
+        votes = cuda.any_sync(0x1FFFFF, x[t] > 0.5)
+    y[t] = votes + cuda.syncthreads_count(1)
 
 
 @pytest.mark.parametrize(

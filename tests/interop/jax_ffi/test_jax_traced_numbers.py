@@ -461,7 +461,7 @@ def test_an_element_of_a_batch_is_refused_before_any_runs():
 
 
 BODIES = (
-    "if i < n:\n    y[i, 0] += x[0, i]",
+    "if i < n:\n    y[i, 0] = 2.0 * x[0, i]",
     "if i >= n or j >= x.shape[0]:\n    return\ny[i, j] = m",
     "for k in range(n):\n    y[i, j] += x[i, k] * x[k, j]",
     "for k in range(m, n, 2):\n    y[i, j] += x[i, k + j]",
