@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numbridge.kernels.language.index_boxes import Box, Operation, Value, Variable
-from numbridge.kernels.language.launch_sizes import Along, Known, Size
+from numbridge.kernels.language.launch_sizes import Along, Known, Size, are_positive
 
 __all__ = ["Change", "Clash", "change_of", "sharing"]
 
@@ -68,13 +68,7 @@ class Clash:
         """Tell whether several threads of a launch clash; None where symbolic extents do not tell; see `Reach.missing`."""
         if not self.is_shared and known.shape(self.array) is None:
             return False  # a vector that is passed by value, of which each thread has its own
-        clashes: bool | None = True
-        for need in self.needs:
-            size = need.value(known)
-            if size is None or (is_idle := is_shorter(size, 1)):
-                return False
-            clashes = None if is_idle is None else clashes
-        return clashes
+        return are_positive(self.needs, known, is_shorter)
 
     def refusal(self, dims: Sequence[Any]) -> str:
         """Return the end of the message about it."""

@@ -6,7 +6,7 @@ A `Size` is a polynomial, so that equal ones look alike, and many are seen to be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ __all__ = [
     "Quotient",
     "Size",
     "Total",
+    "are_positive",
     "larger",
     "quotient",
     "smaller",
@@ -295,6 +296,27 @@ class Size:
 
 
 ZERO, ONE = Size(), Size((), 1)
+
+
+def are_positive(sizes: Iterable[Size], known: Known, is_shorter: Callable[[Any, Any], bool | None]) -> bool | None:
+    """Tell whether sizes are all positive in a launch; None where symbolic ones do not tell. One that is not known is not.
+
+    Parameters
+    ----------
+    sizes : iterable of Size
+        Which.
+    known : Known
+        The launch.
+    is_shorter : callable
+        Whether a number is less than another, or None.
+    """
+    found: bool | None = True
+    for size in sizes:
+        value = size.value(known)
+        if value is None or (is_idle := is_shorter(value, 1)):
+            return False
+        found = None if is_idle is None else found
+    return found
 
 
 def smaller(left: Size, right: Size) -> Size:

@@ -22,7 +22,17 @@ from numbridge.kernels.language.index_boxes import Box, Operation, Span, Value, 
 from numbridge.kernels.language.index_values import Callees, Given, Values, grid_size
 from numbridge.kernels.language.indexing import atomic_index, elements_of, moves_axes
 from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by, may_raise
-from numbridge.kernels.language.launch_sizes import ONE, ZERO, Along, Extent, Known, Quotient, Size, quotient
+from numbridge.kernels.language.launch_sizes import (
+    ONE,
+    ZERO,
+    Along,
+    Extent,
+    Known,
+    Quotient,
+    Size,
+    are_positive,
+    quotient,
+)
 from numbridge.kernels.language.source import FunctionSource, Program
 from numbridge.kernels.language.waiting import is_ordered
 
@@ -109,13 +119,10 @@ class Reach:
         if shape is None or not self.is_along(len(shape)) or least is None:
             return False
         is_short = is_shorter(shape[self.axis], least)
-        if is_short is not False:
-            for need in self.needs:
-                size = need.value(known)
-                if size is None or (is_idle := is_shorter(size, 1)):
-                    return False
-                is_short = None if is_idle is None else is_short
-        return is_short
+        if is_short is False:
+            return False
+        comes = are_positive(self.needs, known, is_shorter)
+        return comes if is_short or comes is False else None
 
     def refusal(self, known: Known, dims: Sequence[Any], way: str) -> str:
         """Return the end of the message about an array that is shorter; `way` is what to do."""
