@@ -473,7 +473,6 @@ class _Reading:
         values = [value for part in index if (value := self.values.value(part, context)) is not None]
         if array is None or len(values) < len(index):
             return
-        way = change.way(self.source.labels)
         by = None if change.by is None else [*self._values_in(change.by, context)]
         text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index)) or '()'}]"
         way = change.way(self.source.labels)
