@@ -44,7 +44,7 @@ def _is_foreign(source: FunctionSource, node: ast.Call) -> bool:
     static = source.resolve(node.func)
     value = None if static is None else static.value
     if isinstance(value, types.FunctionType):
-        return value.__module__.partition(".")[0] not in _KNOWN
+        return (value.__module__ or "").partition(".")[0] not in _KNOWN  # None for what `exec` makes
     return instance_of(value, "numba.cuda.compiler", "ExternFunction") or instance_of(
         value, "numba.core.extending", "_Intrinsic"
     )

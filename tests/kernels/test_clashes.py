@@ -355,6 +355,11 @@ def test_what_no_function_is():
     assert not clashes_of(kernel)
 
 
+def test_a_function_of_no_module():
+    kernel = made("def other(v):\n    return v\ndef k(x, y):\n    i = nb.tid()\n    y[0] += other(x[i])\n")
+    assert not clashes_of(kernel)
+
+
 def test_a_recorded_launch():
     x, total = np.ones(3, np.float32), np.zeros(1, np.float32)
     command = nb.launch(summed, 1, [x, total], record_cmd=True)
