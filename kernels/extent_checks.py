@@ -134,12 +134,11 @@ def refused(
         if not reach.missing(launch, operator.lt):
             continue
         if isinstance(reach, Clash):
-            what = "shared memory" if reach.is_shared else "parameter"
-            return f"{what} {called(reach.array)!r}: {reach.refusal(launch.counts['dim'])}"
-        what = "parameter" if reach.extents is None else "local or shared memory"
-        way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if is_followed else _LAUNCHES_WAY
-        said = reach.refusal(launch, launch.counts["dim"], f"{way}; {_OUTPUTS}" if is_followed else way)
-        return f"{what} {called(reach.array)!r}: {said}"
+            said = reach.refusal(launch.counts["dim"])
+        else:
+            way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if is_followed else _LAUNCHES_WAY
+            said = reach.refusal(launch, launch.counts["dim"], f"{way}; {_OUTPUTS}" if is_followed else way)
+        return f"{reach.memory or 'parameter'} {called(reach.array)!r}: {said}"
     return None
 
 

@@ -316,13 +316,12 @@ class _Planner:
             is_short = reach.missing(launch, is_shorter)
             if isinstance(reach, Clash):
                 if is_short:
-                    what = "shared memory" if reach.is_shared else "argument"
                     raise NumbridgeValueError(
-                        f"{self.signature.what} under JAX, {what} {reach.array!r}: {reach.refusal(dims)}"
+                        f"{self.signature.what} under JAX, {reach.memory or 'argument'} {reach.array!r}: {reach.refusal(dims)}"
                     )
             elif is_short is not False:
                 kind, option = ("output", "output_dims") if reach.array in pure else ("argument", "launch_dims")
-                kind = kind if reach.extents is None else "local or shared memory"
+                kind = reach.memory or kind
                 way = f"make it longer, as jnp.broadcast_to does, or pass {option}"
                 unknown = "JAX cannot tell whether it has: use the same symbol for both, or name a constraint"
                 raise NumbridgeValueError(

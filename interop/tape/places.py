@@ -15,7 +15,6 @@ from typing import Any
 from numbridge.kernels.adjoint.overlap import repeats, share_memory
 from numbridge.kernels.element_types.elements import has_gradient
 from numbridge.kernels.native import dlpack_layout as dl
-from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description
 
 __all__ = ["Place", "Places", "has_floats"]
@@ -60,7 +59,7 @@ class Place:
 
     # Most places never differ from these.
     holder: Any = None
-    is_varied = meets_varied = is_leaf = meets_leaf = is_made = repeats = is_empty = False
+    is_varied = meets_varied = is_leaf = meets_leaf = is_made = is_empty = False
     checksum, looked_at = 0, -1
     read: int | None = None
     carried: int | None = None
@@ -73,8 +72,7 @@ class Place:
         self.is_on_cpu = found.device_type == dl.CPU
         if 0 in found.shape:
             self.is_empty = True
-        if not found.word & nb.CONTIGUOUS:
-            self.repeats = repeats(found)
+        self.repeats = repeats(found)
         for other in links:
             if other.is_varied:
                 self.meets_varied = True

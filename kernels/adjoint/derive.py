@@ -436,7 +436,7 @@ class Derivative(Kernel):
         check_floats(self, parameters)
         plan, by_name = self.plan(parameters, weak), {p.name: p for p in parameters}
         made: list[ParameterType] = []
-        for name in (parameter.name for parameter in self.parameters):
+        for name in self.names:
             primal = by_name.get(name) or by_name[primal_of(name)]
             if isinstance(primal, ArrayType):
                 scalar = adjoint_scalar(primal.scalar) if name.startswith(ADJOINT) else primal.scalar

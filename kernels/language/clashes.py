@@ -55,6 +55,11 @@ class Clash:
     place: str
 
     @property
+    def memory(self) -> str:
+        """How messages call what it lies in; empty for a parameter."""
+        return "shared memory" if self.is_shared else ""
+
+    @property
     def sizes(self) -> tuple[Size, ...]:
         """What decides whether threads clash."""
         return self.needs
@@ -98,8 +103,7 @@ class Change:
     element: ast.Subscript
     operation: str
     by: ast.expr | None
-
-    is_part: bool = False
+    is_part: bool
 
     def way(self, labels: Mapping[str, str]) -> str:
         """Return what to write instead; `labels` are what names stand for in what its writer has written."""
@@ -110,8 +114,8 @@ class Change:
         return f"use {atomic}({labels.get(array.id, array.id)}, {index}, ...), or let one thread do it"
 
 
-def change_of(node: ast.stmt, builtin: Callable[[ast.expr], Any]) -> Change | None:
-    """Return what a statement changes as it finds it, or None; `builtin` gives what a name stands for outside of a function."""
+def change_of(node: ast.stmt, is_builtin: Callable[[ast.expr, Any], bool]) -> Change | None:
+    """Return what a statement changes as it finds it, or None; `is_builtin` tells whether a name stands for one."""
     done: Any
     match node:
         case ast.AugAssign(target, operator, by):
@@ -121,8 +125,7 @@ def change_of(node: ast.stmt, builtin: Callable[[ast.expr], Any]) -> Change | No
                 case ast.BinOp(left, operator, right):
                     done = type(operator)
                 case ast.Call(function, [left, right], []):
-                    called = builtin(function)
-                    done = next((known for known in (min, max) if called is known), None)
+                    done = next((known for known in (min, max) if is_builtin(function, known)), None)
                 case _:
                     return None
             if ast.unparse(left) == ast.unparse(target):

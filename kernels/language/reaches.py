@@ -85,6 +85,11 @@ class Reach:
     extents: tuple[Size, ...] | None = None
 
     @property
+    def memory(self) -> str:
+        """How messages call what is read or written; empty for a parameter."""
+        return "" if self.extents is None else "local or shared memory"
+
+    @property
     def sizes(self) -> tuple[Size, ...]:
         """What decides whether the axis is long enough, besides its length."""
         return self.least, *self.needs
@@ -463,7 +468,7 @@ class _Reading:
 
     def _changed(self, node: ast.stmt, context: Box) -> None:
         """Read a statement that changes an element as it finds it."""
-        change = change_of(node, self._builtin)
+        change = change_of(node, self.values.is_builtin)
         found = None if change is None else self._element(change.element)
         if change is None or found is None:
             return
@@ -474,17 +479,14 @@ class _Reading:
         if array is None or len(values) < len(index):
             return
         by = None if change.by is None else [*self._values_in(change.by, context)]
-        text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index)) or '()'}]"
-        way = change.way(self.source.labels)
+        said = self._text(name, index), change.way(self.source.labels), self.source.excerpt(node)
         for axis, needs in sharing(values, by, context, self.read.turns, is_shared=memory is not None):
             every = tuple(dict.fromkeys((*context.all_needs(), *needs)))
-            self.read.clashes.append(
-                Clash(array, memory is not None, axis, every, text, way, self.source.excerpt(node))
-            )
+            self.read.clashes.append(Clash(array, memory is not None, axis, every, *said))
 
-    def _builtin(self, node: ast.expr) -> Any:
-        static = self.source.resolve(node) if isinstance(node, ast.Name) else None
-        return None if static is None else static.value
+    def _text(self, name: str, index: Sequence[ast.expr]) -> str:
+        """Return an element as it is written."""
+        return f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index)) or '()'}]"
 
     def _values_in(self, node: ast.expr, context: Box) -> Iterator[Value]:
         """Yield what is known of the parts of an expression, and of what names in it are assigned, each name once."""
@@ -505,7 +507,7 @@ class _Reading:
         array, extents = (self.values.given.get(name), None) if memory is None else (memory.name, memory.extents)
         if array is None:
             return
-        text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index))}]"
+        text = self._text(name, index)
         place = self.source.excerpt(node)
         by_all = context.spans == self.read.threads and not context.needs
         for axis, part in enumerate(index):

@@ -306,7 +306,7 @@ class FunctionSource:
         self.rebound = frozenset(self.parameters) & {*stored}
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
         # What a device function is given, and is still when it is used.
-        self.given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
+        self.given = frozenset(self.parameters) - self.rebound if role == "func" else frozenset()
         self._aliases = _single_aliases(self.nodes, self.locals - self.given, once)
         self._constants = _single_values(self.nodes, once)
         self._unpacked = _unpacked_calls(self.nodes)

@@ -23,19 +23,16 @@ _KNOWN = ("math", "numba", "numbridge", "numpy")
 
 def is_ordered(program: Program) -> bool:
     """Tell whether threads may let each other change an element by turns, also in code that is not Python."""
-    for source in (*program.sources, *program.compiled_sources()):
-        for node in () if source is None else source.nodes:
-            match node:
-                case ast.Call() if source is not None:
-                    if (
-                        atomic_operation(source, node) in _LOCKS
-                        or source.asks_memory(node)
-                        or _is_foreign(source, node)
-                    ):
-                        return True
-                case ast.While() | ast.For() if source is not None:
-                    if _waits(program, source, node):
-                        return True
+    sources = (*program.sources, *program.compiled_sources())
+    return any(_lets_wait(program, source, node) for source in sources if source is not None for node in source.nodes)
+
+
+def _lets_wait(program: Program, source: FunctionSource, node: ast.AST) -> bool:
+    match node:
+        case ast.Call():
+            return atomic_operation(source, node) in _LOCKS or source.asks_memory(node) or _is_foreign(source, node)
+        case ast.While() | ast.For():
+            return _waits(program, source, node)
     return False
 
 

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
-import linecache
-
 import jax
 import jax.numpy as jnp
 import numba
@@ -21,8 +18,8 @@ import numbridge as nb
 from fake_cuda import cuda_array, fake_cuda
 from numbridge.kernels.language.clashes import Clash
 from numbridge.kernels.language.reaches import reaches_of
+from written_kernels import made
 
-_numbers = itertools.count()
 HEAD = "i, j = nb.tid()"
 IN_BLOCKS = "t, b = cuda.threadIdx.x, cuda.blockIdx.x"
 
@@ -74,24 +71,12 @@ def moved(v):
     return v.x
 
 
+NAMES = {"np": np, "add": add, "added": added, "lock": lock, "table": np.ones(3)}
 WAYS_TO_WAIT = {"turn": turn, "turn_after": turn_after, "asked": asked, "foreign": foreign}
 
 
-def made(text):
-    file = f"<clashes {next(_numbers)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    space = {
-        "nb": nb,
-        "np": np,
-        "cuda": cuda,
-        "add": add,
-        "added": added,
-        "lock": lock,
-        **WAYS_TO_WAIT,
-        "table": np.ones(3),
-    }
-    exec(compile(text, file, "exec"), space)
-    return nb.kernel(space["k"])
+def kernel_of(text):
+    return made(text, **NAMES, **WAYS_TO_WAIT)[0]
 
 
 def clashes_of(kernel):
@@ -101,7 +86,7 @@ def clashes_of(kernel):
 def launched(body, dims, block_dim=None, n=5):
     """Launch the lines of a body over arrays; return the parameter that is refused, and the axis along which threads lie."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    kernel = made(f"def k(x, y, v, flags, n):\n{lines}")
+    kernel = kernel_of(f"def k(x, y, v, flags, n):\n{lines}")
     x, y, v = np.ones((8, 8)), np.ones((8, 8)), np.ones((8, 3))
     arrays = [x, y, nb.from_numpy(v, dtype=nb.vec3d), np.zeros(8, np.int32)]
     options = {} if block_dim is None else {"block_dim": block_dim}
@@ -166,10 +151,9 @@ APART = [
 
 @pytest.mark.parametrize(("body", "axis"), TOGETHER)
 def test_what_threads_change_together(body, axis):
-    array = body.split("[")[0].split()[-1]
     found = launched(f"{HEAD}\n{body}", (4, 3))
     assert found is not None
-    assert found[1] == axis and found[0] in ("y", "v", "flags"), array
+    assert found[1] == axis and found[0] in ("y", "v", "flags")
     # One thread along that axis is alone.
     alone = (1, 1) if "n, n" in body or "0, 0" in body else (1, 3) if axis == "0" else (4, 1)
     assert launched(f"{HEAD}\n{body}", alone) is None
@@ -202,8 +186,10 @@ def test_what_threads_do_apart(body):
 )
 def test_threads_that_wait_for_each_other(wait):
     lines = "".join(f"    {line}\n" for line in f"i = nb.tid()\n{wait}\ny[0, 0] += x[i, 0]".splitlines())
-    assert reaches_of(made(f"def k(x, y, flags):\n{lines}")) and not clashes_of(made(f"def k(x, y, flags):\n{lines}"))
-    assert clashes_of(made("def k(x, y, flags):\n    i = nb.tid()\n    y[0, 0] += x[i, 0]\n"))
+    assert reaches_of(kernel_of(f"def k(x, y, flags):\n{lines}")) and not clashes_of(
+        kernel_of(f"def k(x, y, flags):\n{lines}")
+    )
+    assert clashes_of(kernel_of("def k(x, y, flags):\n    i = nb.tid()\n    y[0, 0] += x[i, 0]\n"))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +204,7 @@ def test_threads_that_wait_for_each_other(wait):
 )
 def test_loops_that_wait_for_nobody(loop):
     lines = "".join(f"    {line}\n" for line in f"i = nb.tid()\n{loop}\ny[0, 0] += x[i, 0]".splitlines())
-    assert clashes_of(made(f"def k(x, y, flags, n):\n{lines}"))
+    assert clashes_of(kernel_of(f"def k(x, y, flags, n):\n{lines}"))
 
 
 @pytest.mark.parametrize(
@@ -317,7 +303,7 @@ def test_what_is_passed_by_value_each_thread_has_for_itself():
     ],
 )
 def test_the_way_out(body, way):
-    kernel = made(f"def k(pair, v, records):\n    {HEAD}\n    {body}\n")
+    kernel = kernel_of(f"def k(pair, v, records):\n    {HEAD}\n    {body}\n")
     vectors, records = nb.from_numpy(np.ones((3, 3)), dtype=nb.vec3d), np.zeros(3, [("a", np.float64)])
     with pytest.raises(nb.NumbridgeValueError) as found:
         nb.launch(kernel, (2, 3), [(np.ones((2, 2)), np.ones(3)), vectors, records])
@@ -327,8 +313,8 @@ def test_the_way_out(body, way):
 def test_arrays_of_no_axes():
     number = np.zeros(())
     with pytest.raises(nb.NumbridgeValueError, match=r"one element, y\[\(\)\], .*use nb.atomic_add\(y, \(\), ...\)"):
-        nb.launch(made("def k(x, y):\n    i = nb.tid()\n    y[()] += x[i]\n"), 3, [np.ones(3), number])
-    nb.launch(made("def k(x, y):\n    i = nb.tid()\n    nb.atomic_add(y, (), x[i])\n"), 3, [np.ones(3), number])
+        nb.launch(kernel_of("def k(x, y):\n    i = nb.tid()\n    y[()] += x[i]\n"), 3, [np.ones(3), number])
+    nb.launch(kernel_of("def k(x, y):\n    i = nb.tid()\n    nb.atomic_add(y, (), x[i])\n"), 3, [np.ones(3), number])
     assert number == 3
 
 
@@ -346,17 +332,17 @@ def test_vectors_by_value():
 
 def test_what_is_made_of_names_that_are_used_twice():
     names = "".join(f"    v{k + 1} = v{k} * v{k}\n" for k in range(64))
-    kernel = made(f"def k(x, y):\n    i = nb.tid()\n    v0 = x[i]\n{names}    y[0] = max(y[0], v64)\n")
+    kernel = kernel_of(f"def k(x, y):\n    i = nb.tid()\n    v0 = x[i]\n{names}    y[0] = max(y[0], v64)\n")
     assert [found.text for found in clashes_of(kernel)] == ["y[0]"]
 
 
 def test_what_no_function_is():
-    kernel = made("def k(x, y):\n    i = nb.tid()\n    y[0] = table(y[0], x[i])\n")
+    kernel = kernel_of("def k(x, y):\n    i = nb.tid()\n    y[0] = table(y[0], x[i])\n")
     assert not clashes_of(kernel)
 
 
 def test_a_function_of_no_module():
-    kernel = made("def other(v):\n    return v\ndef k(x, y):\n    i = nb.tid()\n    y[0] += other(x[i])\n")
+    kernel = kernel_of("def other(v):\n    return v\ndef k(x, y):\n    i = nb.tid()\n    y[0] += other(x[i])\n")
     assert not clashes_of(kernel)
 
 

@@ -5,8 +5,6 @@ So are elements that threads are sure to change at once, of which `test_clashes`
 
 from __future__ import annotations
 
-import itertools
-import linecache
 import operator
 import re
 from dataclasses import dataclass
@@ -28,17 +26,7 @@ from numbridge.kernels import launch as launch_module
 from numbridge.kernels.extent_checks import check_extents
 from numbridge.kernels.language.clashes import Clash
 from numbridge.kernels.language.reaches import reaches_of
-
-_numbers = itertools.count()
-
-
-def made(text, **names):
-    """Return the kernel of a text, and the text as plain Python."""
-    file = f"<reaches {next(_numbers)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    space = {"nb": nb, "cuda": cuda, **names}
-    exec(compile(text, file, "exec"), space)
-    return nb.kernel(space["k"]), space["k"]
+from written_kernels import made
 
 
 @nb.func

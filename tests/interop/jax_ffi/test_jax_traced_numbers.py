@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import linecache
 import operator
 import textwrap
 from dataclasses import replace
@@ -32,6 +30,7 @@ from numbridge.kernels import scalars
 from numbridge.kernels.extent_checks import Launched
 from numbridge.kernels.language.reaches import reaches_of
 from numbridge.kernels.parameter_types import ScalarType
+from written_kernels import made
 
 CHECKS = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
 failures = (jax.errors.JaxRuntimeError, ValueError)
@@ -275,18 +274,6 @@ def test_symbolic_dims():
         ):
             loaded.call(x, shape[1] + 1).block_until_ready()
     assert f.kernel is totals
-
-
-_numbers = itertools.count()
-
-
-def made(text, **names):
-    """Return the kernel of a text, and the text as plain Python."""
-    file = f"<traced numbers {next(_numbers)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    space = {"nb": nb, **names}
-    exec(compile(text, file, "exec"), space)
-    return nb.kernel(space["k"]), space["k"]
 
 
 def test_a_global_that_changes():

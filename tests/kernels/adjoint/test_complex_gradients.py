@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import cmath
-import itertools
-import linecache
 import math
 
 import numpy as np
@@ -16,6 +14,7 @@ from numba import cuda, njit
 import numbridge as nb
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.errors import KernelError, NumbridgeTypeError
+from written_kernels import made
 
 SIZE = 6
 
@@ -333,8 +332,8 @@ def test_single_precision(kernel):
 @pytest.mark.parametrize("kernel", CASES, ids=lambda k: k.name)
 def test_both_compile_for_cuda(kernel):
     values = arguments()
-    for made in (kernel.adjoint(NAMES), kernel.tangent(NAMES)):
-        assert ".visible .entry" in made.ptx(*values, *values, capability=(9, 0))
+    for derivative in (kernel.adjoint(NAMES), kernel.tangent(NAMES)):
+        assert ".visible .entry" in derivative.ptx(*values, *values, capability=(9, 0))
 
 
 @pytest.mark.parametrize("kernel", [mixed, repeated, own_memory, in_place, added_parts], ids=lambda k: k.name)
@@ -545,22 +544,15 @@ REFUSED = (
 
 @pytest.mark.parametrize(("line", "message"), REFUSED)
 def test_what_is_refused(line, message):
-    kernel = made(line)
+    kernel = kernel_of(line)
     with pytest.raises(KernelError, match=message) as error:
         kernel.adjoint(NAMES).ptx(*arguments(), *arguments(), capability=(9, 0))
     assert line.splitlines()[0].split("[")[0] in str(error.value)
 
 
-_numbers = itertools.count()
-
-
-def made(line):
+def kernel_of(line):
     """Return a kernel of a line."""
-    text, file = f"def k(x, y, r, out):\n    i = nb.tid()\n    {line}\n", f"<complex {next(_numbers)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    space = {"nb": nb, "cmath": cmath, "np": np, "cuda": cuda}
-    exec(compile(text, file, "exec"), space)
-    return nb.kernel(space["k"])
+    return made(f"def k(x, y, r, out):\n    i = nb.tid()\n    {line}\n", cmath=cmath, np=np)[0]
 
 
 LEAVES = st.sampled_from(("x[i]", "y[i]", "r[i]", "x[i - 1]", "2.0", "0.5j", "(1.5 - 0.5j)", "3"))
@@ -588,7 +580,7 @@ def expressions(children):
 @settings(max_examples=24, deadline=None)
 @given(st.recursive(LEAVES, expressions, max_leaves=6), st.integers(0, 1000))
 def test_random_expressions(text, seed):
-    kernel = made(f"out[i] = {text}")
+    kernel = kernel_of(f"out[i] = {text}")
     values = arguments(seed=seed)
     moved, given_ = like(values, seed + 1), like(values, seed + 2)
     tangents = [m.copy() for m in moved]
