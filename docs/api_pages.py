@@ -135,6 +135,7 @@ GROUPS: dict[str, tuple[str, str, list[str]]] = {
             ),
             *(
                 "ConversionError",
+                "DataRaceError",
                 "DeviceError",
                 "FrameworkNotFoundError",
                 "KernelError",

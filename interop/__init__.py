@@ -149,6 +149,7 @@ from numbridge.kernels.element_types.elements import (
 from numbridge.kernels.errors import (
     BufferAccessError,
     ConversionError,
+    DataRaceError,
     DeviceError,
     FrameworkNotFoundError,
     KernelError,
@@ -242,6 +243,7 @@ __all__ = [
     "ArrayExplanation",
     "BufferAccessError",
     "ConversionError",
+    "DataRaceError",
     "Device",
     "DeviceError",
     "Event",

@@ -24,8 +24,9 @@ class Config:
         The default of `nb.kernel`, for kernels declared afterwards.
     simd : bool or None
         Likewise; by default None.
-    enable_backward, check_bounds : bool
-        Likewise. With ``NUMBRIDGE_CHECK_BOUNDS=1`` in the environment, `check_bounds` starts as True.
+    enable_backward, check_bounds, check_races : bool
+        Likewise. With ``NUMBRIDGE_CHECK_BOUNDS=1`` in the environment, `check_bounds` starts as True, and with
+        ``NUMBRIDGE_CHECK_RACES=1`` `check_races` does.
 
     Raises
     ------
@@ -43,21 +44,23 @@ class Config:
     True
     """
 
-    __slots__ = ("_kernel_cache_dir", "check_bounds", "enable_backward", "fastmath", "simd")
+    __slots__ = ("_kernel_cache_dir", "check_bounds", "check_races", "enable_backward", "fastmath", "simd")
 
     fastmath: bool
     enable_backward: bool
     check_bounds: bool
+    check_races: bool
     simd: bool | None
 
     def __init__(self) -> None:
         self._kernel_cache_dir: str | None = None
         self.fastmath, self.enable_backward, self.simd = False, True, None
-        self.check_bounds = os.environ.get("NUMBRIDGE_CHECK_BOUNDS", "0") not in ("", "0")
+        self.check_bounds = _is_set("NUMBRIDGE_CHECK_BOUNDS")
+        self.check_races = _is_set("NUMBRIDGE_CHECK_RACES")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a setting, if it exists and the value is of its type."""
-        if name in ("fastmath", "enable_backward", "check_bounds") and type(value) is not bool:
+        if name in ("fastmath", "enable_backward", "check_bounds", "check_races") and type(value) is not bool:
             raise NumbridgeTypeError(f"config.{name}: wanted True or False, got {value!r}")
         if name == "simd" and value is not None and type(value) is not bool:
             raise NumbridgeTypeError(f"config.simd: wanted True, False or None, got {value!r}")
@@ -80,8 +83,12 @@ class Config:
 
     def __repr__(self) -> str:
         """Return the settings as they are."""
-        names = ("kernel_cache_dir", "fastmath", "enable_backward", "check_bounds", "simd")
+        names = ("kernel_cache_dir", "fastmath", "enable_backward", "check_bounds", "check_races", "simd")
         return f"config({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "0") not in ("", "0")
 
 
 config = Config()

@@ -11,6 +11,7 @@ import sys
 __all__ = [
     "BufferAccessError",
     "ConversionError",
+    "DataRaceError",
     "DeviceError",
     "FrameworkNotFoundError",
     "KernelError",
@@ -58,6 +59,10 @@ class BufferAccessError(NumbridgeError, BufferError):
 
 class ConversionError(NumbridgeError, TypeError):
     """A framework has no counterpart for a dtype, device or layout."""
+
+
+class DataRaceError(NumbridgeError, RuntimeError):
+    """Two threads of a launch that was checked do to one element what nothing orders."""
 
 
 class DeviceError(NumbridgeError, RuntimeError):

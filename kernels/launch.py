@@ -19,6 +19,7 @@ from numbridge.kernels.arguments import by_position, check_count
 from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of
 from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
 from numbridge.kernels.cpu_backend.bounds import out_of_range
+from numbridge.kernels.cpu_backend.races import raced
 from numbridge.kernels.cpu_backend.raised import raised_at, raised_by, says
 from numbridge.kernels.cpu_backend.threads import start_threads
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -156,7 +157,7 @@ class _Road:
     def failed(self, *arguments: Any) -> None:
         """Say that a kernel ended with an exception of its own."""
         cause = raised_by([self.kernel])
-        own = out_of_range([self.kernel]) or ended_in_block([self.kernel])
+        own = out_of_range([self.kernel]) or ended_in_block([self.kernel]) or raced([self.kernel])
         if own is not None:
             try:
                 raise own

@@ -21,6 +21,7 @@ import numpy as np
 from numbridge.kernels.arguments import bound_types, check_count, check_limit, launch_device
 from numbridge.kernels.cpu_backend.blocks.crews import load_crews
 from numbridge.kernels.cpu_backend.blocks.source import ASKED, BlockSource, block_source
+from numbridge.kernels.cpu_backend.races import Races, load_accesses, remember
 from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
 from numbridge.kernels.cpu_backend.row_source import Widths
 from numbridge.kernels.cpu_backend.totals import (
@@ -44,6 +45,8 @@ from numbridge.kernels.language.emission import Emitted, emit
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.language.reaches import reaches_of
 from numbridge.kernels.language.rewriting import Target
+from numbridge.kernels.language.source import Program
+from numbridge.kernels.language.waiting import is_ordered
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
     Compiled,
@@ -361,9 +364,14 @@ class Variants:
             program = with_gradients(self.kernel)
             check_floats(program, parameters)
             return program.emitted(parameters, weak, target)
-        checks, has_complex = self.kernel.checks_bounds, have_complex(parameters)
         return emit(
-            self.kernel.source, weak, target, check_bounds=checks, has_complex=has_complex, parameters=parameters
+            self.kernel.source,
+            weak,
+            target,
+            check_bounds=self.kernel.checks_bounds,
+            check_races=self.kernel.checks_races,
+            has_complex=have_complex(parameters),
+            parameters=parameters,
         )
 
     def _variant(self, types: _Types, device: Device, form: Form) -> Variant:
@@ -415,6 +423,8 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     """Return native code for a kernel's emitted text, from disk or from Numba."""
     if emitted.in_blocks:
         return _block_variant(kernel, emitted, parameters, weak)
+    if emitted.checks_races:
+        return _checked_variant(kernel, emitted, parameters, weak)
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
     is_in_order = not emitted.generated and emitted.order == tuple(range(rank))
@@ -455,6 +465,24 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     return _loaded(kernel, emitted, parameters, weak, key, text, more)
 
 
+def _checked_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+    """Return native code on the CPU that runs one thread after another, and checks them for data races."""
+    loop = range_source(
+        emitted,
+        [p.name for p in parameters],
+        kernel.source.index_rank,
+        ahead=[],
+        totals=[],
+        lanes={},
+        additions=0,
+        interior=None,
+    )
+    text = _generated_source(kernel, parameters, emitted, loop, "the CPU, checked for data races")
+    fastmath = bool(kernel.options.get("fastmath"))
+    key = _key("checked", machine_fingerprint(), text, emitted, parameters, fastmath=fastmath)
+    return _loaded(kernel, emitted, parameters, weak, key, text, dict)
+
+
 def _added_up(emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int) -> tuple[Emitted, tuple[Total, ...]]:
     """Return a text in which a range of threads adds up by itself what nobody can see before its end, and its totals."""
     if emitted.may_raise:
@@ -480,6 +508,10 @@ def _loaded(
 ) -> Variant:
     """Return the variant of a text, from disk or from Numba, to which `more` tells what else it must know."""
     symbol, source_file = f"numbridge_{key}", keep_text(f"{emitted.entry}_{key}.py", text)
+    origin = _origins(emitted, text)
+    if emitted.checks_races:
+        load_accesses()
+        remember(symbol, kernel.name, [kernel.label(p.name) for p in parameters], origin)
 
     def compile() -> Compiled:
         from numbridge.kernels.cpu_backend.cpu import compile_run
@@ -491,8 +523,9 @@ def _loaded(
             emitted.namespace,
             parameters,
             entry=emitted.entry,
-            origin=_origins(emitted, text),
+            origin=origin,
             fastmath=bool(kernel.options.get("fastmath")),
+            races=_races(kernel) if emitted.checks_races else None,
             **more(),
         )
 
@@ -516,6 +549,10 @@ def _loaded(
     )
 
 
+def _races(kernel: Kernel) -> Races:
+    return Races(kernel.source.index_rank, is_ordered(Program(kernel.source)))
+
+
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code on the CPU for a kernel whose threads work with others of their block."""
     load_crews()
@@ -533,8 +570,10 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
     # What raises has its place in the user's own text; that an adjoint's stack has no memory has none.
     raises = emitted.may_raise and not emitted.generated
     asks = f"_nb_block_{ASKED}(" in emitted.text
-    apart = 0 < rank < nb.MAX_DIMS and not raises and not asks and kernel.options.get("simd") is not False
+    simd = kernel.options.get("simd") is not False and not emitted.checks_races
+    apart = 0 < rank < nb.MAX_DIMS and not raises and not asks and simd
     how = f"apart {generator_fingerprint()}" if apart else "in coroutines"
+    how = f"{how}, checked for data races" if emitted.checks_races else how
     key = _key("blocks", f"{machine_fingerprint()} {how}", text, emitted, parameters, fastmath=fastmath)
 
     def more() -> dict[str, Any]:

@@ -29,6 +29,7 @@ from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.measured import StackMemoryError
 from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
 from numbridge.kernels.cpu_backend.bounds import out_of_range
+from numbridge.kernels.cpu_backend.races import raced
 from numbridge.kernels.cpu_backend.raised import raised_by, says
 from numbridge.kernels.cpu_backend.threads import native_lock, start_threads
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -530,7 +531,7 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
     if outcome == nb.RAISED:
         declared = () if steps else _declared.get(name, ())
         cause = raised_by(declared)
-        found = out_of_range(declared) or ended_in_block(declared)
+        found = out_of_range(declared) or ended_in_block(declared) or raced(declared)
         if found is not None:
             return f"numbridge: {where}: {found}"
         return (

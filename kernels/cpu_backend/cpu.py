@@ -33,15 +33,17 @@ from numbridge.kernels.compilation.integer_powers import check_powers
 from numbridge.kernels.compilation.masked_loads import keep_loads_in_place
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
-from numbridge.kernels.cpu_backend import cpu_atomics, cpu_copies, cpu_intrinsics, cpu_printing
+from numbridge.kernels.cpu_backend import cpu_atomics, cpu_copies, cpu_intrinsics, cpu_printing, cpu_races
 from numbridge.kernels.cpu_backend.blocks import coroutines
 from numbridge.kernels.cpu_backend.blocks.loops import in_loops
 from numbridge.kernels.cpu_backend.blocks.source import CREW, BlockSource
 from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked, having
+from numbridge.kernels.cpu_backend.cpu_races import noting, run_checked
 from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
 from numbridge.kernels.cpu_backend.lane_masks import Together, in_lanes
 from numbridge.kernels.cpu_backend.lanes import FEW, MOST, has_stack
+from numbridge.kernels.cpu_backend.races import Races
 from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource
 from numbridge.kernels.cpu_backend.row_source import across, lane_name
 from numbridge.kernels.cpu_backend.stack_runs import with_runs
@@ -116,6 +118,7 @@ def compile_run(
     lanes: LaneSource | None = None,
     in_blocks: bool = False,
     block: BlockSource | None = None,
+    races: Races | None = None,
 ) -> Compiled:
     """Compile the generated source of a variant to object code.
 
@@ -144,6 +147,8 @@ def compile_run(
         Whether threads wait for others of their block. They compute the same whether or not they are coroutines.
     block : BlockSource, optional
         What to make a function of that runs a whole block without coroutines, if that is possible.
+    races : Races, optional
+        How to check for data races, if that is wanted.
 
     Raises
     ------
@@ -183,10 +188,14 @@ def compile_run(
             _vectors_within_threads() if large and not together else nullcontext(),
             declared_calls(cpu_target.typing_context, copied_on_the_cpu, everything=False) as copies,
             linked_calls(cpu_target.target_context, lambda: _overloads(names, copies), in_process=True) as called,
+            noting(filename, by_turns=races.by_turns) if races else nullcontext(),
         ):
             if not generated:
                 _put_loop(tree, names)
-            compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
+            run = _run_function(names[RUN])
+            if races:
+                run = run_checked(names["_nb_device"](run), symbol, names, parameters, races.rank)
+            compiled = compile_functions({symbol: (run, "int64(int64, int64, int64, int64)")})
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
         raise not_compiled(error, entry, parameters, filename, origin) from None
@@ -236,7 +245,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names |= {"_nb_load": load_i64, "_nb_field": field, "_nb_checked": checked, "_nb_check_index": check_index}
     names["_nb_having"] = having
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
-    names |= STACK | coroutines.NAMES | cpu_copies.NAMES
+    names |= STACK | coroutines.NAMES | cpu_copies.NAMES | cpu_races.NAMES
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     return names

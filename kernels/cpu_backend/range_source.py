@@ -122,7 +122,9 @@ def range_source(
                 f"    {name} = _nb_load(_nb_geometry, {base + 8 * (order[number] if number < len(order) else number)})"
             )
     lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * (order[k] if order else k)})" for k in range(rank)]
-    threads = Threads(rank, hidden, len(sums), lanes, emitted.active, not emitted.generated, interior)
+    threads = Threads(
+        rank, hidden, len(sums), lanes, emitted.active, not emitted.generated, interior, emitted.checks_races
+    )
     passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""
     if private is not None and (threads.active.strides or rank == 0):

@@ -44,8 +44,8 @@ def across(entry: str) -> str:
 class Threads:
     """How threads are numbered and added up: the rank, the hidden parameters, how many sums, who runs in lanes, and who at all.
 
-    A body that is analysed by Numba has arrays with numbers of elements, which promises are given in extents, and asks whether an
-    index is negative.
+    Where they are noted, each is told to `native.accesses` before it runs. A body that is analysed by Numba has arrays with
+    numbers of elements, which promises are given in extents, and asks whether an index is negative.
     """
 
     rank: int
@@ -55,6 +55,7 @@ class Threads:
     active: ActiveRange
     is_analysed: bool
     interior: Interior | None
+    are_noted: bool = False
 
 
 class Row:
@@ -113,7 +114,8 @@ class Row:
         ]
         text = f"{entry or self._entry}({', '.join([*passed, *self._names, *more])})"
         added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, {result}[{k}])" for k in range(self._threads.sums)]
-        return [f"{result} = {text}", *added] if self._threads.sums else [text]
+        call = [f"{result} = {text}", *added] if self._threads.sums else [text]
+        return ["_nb_next_thread()", *call] if self._threads.are_noted else call
 
     def _run_active(self, first: str, last: str) -> list[str]:
         """Return the lines that run those threads of a part of a row that have anything to do."""

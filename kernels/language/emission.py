@@ -77,6 +77,8 @@ class Emitted:
         For the CPU: another function of the text, for threads inside of a row.
     order : tuple of int
         For the CPU: which thread index each number in the text stands for, as in ``_nb_i0``: see `loop_order`.
+    checks_races : bool
+        For the CPU: whether what its threads do to elements is noted: see `kernels.cpu_backend.races`.
     """
 
     text: str
@@ -97,6 +99,7 @@ class Emitted:
     active: ActiveRange = EVERYWHERE
     interior: Interior | None = None
     order: tuple[int, ...] = ()
+    checks_races: bool = False
 
     @property
     def generated(self) -> bool:
@@ -135,6 +138,7 @@ def emit(
     *,
     gradients: bool = False,
     check_bounds: bool = False,
+    check_races: bool = False,
     has_complex: bool = False,
     parameters: Sequence[ParameterType] | None = None,
 ) -> Emitted:
@@ -152,6 +156,8 @@ def emit(
         Whether the derivatives by hand of device functions are written too.
     check_bounds : bool
         Whether an index that an array has not ends the kernel; on the CPU.
+    check_races : bool
+        Whether what its threads do to elements is noted; on the CPU.
     has_complex : bool
         Whether an argument has complex numbers.
     parameters : sequence of ParameterType, optional
@@ -162,7 +168,7 @@ def emit(
     KernelError
         If something cannot be emitted; what exists only on CUDA is named, with its place.
     """
-    checks = check_bounds and target == "cpu"
+    checks, races = (wanted and target == "cpu" for wanted in (check_bounds, check_races))
     rewritten = rewrite(
         source,
         weak_float,
@@ -171,6 +177,7 @@ def emit(
         elements=True,
         check_bounds=checks,
         blocks=True,
+        apart=races,
         has_complex=has_complex,
         parameters=parameters,
     )
@@ -190,7 +197,8 @@ def emit(
         rewritten.may_raise,
         any(isinstance(node, ast.For | ast.While) for node in walked)
         or any(True for _ in program.compiled_functions())
-        or rewritten.in_blocks,
+        or rewritten.in_blocks
+        or races,
         source.asks_for_block,
         parts=tuple(parts),
         sites=rewritten.sites,
@@ -198,6 +206,7 @@ def emit(
         active=rewritten.active,
         interior=None if rewritten.inside is None else rewritten.inside[1],
         order=rewritten.order,
+        checks_races=races,
     )
 
 

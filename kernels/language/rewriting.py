@@ -190,6 +190,7 @@ def rewrite(
     elements: bool = False,
     check_bounds: bool = False,
     blocks: bool = False,
+    apart: bool = False,
     has_complex: bool = False,
     parameters: Sequence[ParameterType] | None = None,
 ) -> Rewritten:
@@ -212,6 +213,8 @@ def rewrite(
     blocks : bool
         Whether the body of a kernel whose threads work together becomes a coroutine, for the CPU to compile. Derivatives are
         made of the body as it is.
+    apart : bool
+        Whether the body does all that a thread does, and nothing of it is taken out for several threads.
     has_complex : bool
         Whether an argument has complex numbers. There, and where the program makes complex numbers itself, division becomes
         one that takes them; not for derivatives, which have none.
@@ -230,7 +233,7 @@ def rewrite(
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
     # Products of vectors and matrices are what they are.
     how["of_rows"] = elements and parameters is not None and all(p.element is None for p in parameters)
-    in_loops = parameters is not None and target == "cpu" and not in_blocks
+    in_loops = parameters is not None and target == "cpu" and not (in_blocks or apart)
     order = loop_order(source, parameters) if parameters is not None and in_loops else tuple(range(source.index_rank))
     told = _told_axes(program, order[-1:]) if in_loops else frozenset()
     writer = _Writer(program, weak_float, target, order=order, told=told, **how)

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 
 from numbridge.kernels.cpu_backend.blocks.source import ASKED
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at, constant_extents, keep_exception, memory_dtype
+from numbridge.kernels.cpu_backend.cpu_races import NotingBuilder
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external, load_i64, native
 from numbridge.kernels.object_cache import digest
@@ -116,6 +117,8 @@ def start(typing_context: Any, crew: Any, thread: Any) -> Any:
         left = ir.IRBuilder(leave)
         _end(left, handle)
         left.ret(_I32(0))
+        if isinstance(builder, NotingBuilder):
+            builder.begin_coroutine()
         # Numba leaves a function in which something raises by a return, wherever that is; a coroutine knows no returns.
         builder.ret = functools.partial(_ended, builder, arguments[0], record)
         return context.get_dummy_value()
@@ -180,6 +183,8 @@ def _wait(builder: Any, record: Any, waits: int, mask: Any, given: Any) -> None:
     ):
         builder.store(value, _place(builder, record, offset))
     _suspend(builder)
+    if isinstance(builder, NotingBuilder):
+        builder.resume_coroutine(waits)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -468,6 +473,8 @@ def shared(typing_context: Any, crew: Any, place: Any, given: Any, shape: Any, d
         address = builder.call(function, [arguments[0], _I64(key), _I64(size)])
         with builder.if_then(builder.icmp_unsigned("==", address, _I64(0)), likely=False):
             context.call_conv.return_user_exc(builder, MemoryError, ("shared memory",))
+        if isinstance(builder, NotingBuilder):
+            builder.watch_shared(address, _I64(size))
         memory = builder.inttoptr(address, _POINTER)
         return array_at(context, builder, kind, memory, [_I64(extent) for extent in extents])
 
@@ -484,6 +491,8 @@ def dynamic(typing_context: Any, crew: Any, dtype: Any) -> Any:
         address, size = (
             builder.load(_place(builder, arguments[0], at)) for at in (nb.CREW_DYNAMIC, nb.CREW_DYNAMIC_SIZE)
         )
+        if isinstance(builder, NotingBuilder):
+            builder.watch_shared(address, size)
         memory = builder.inttoptr(address, _POINTER)
         return array_at(context, builder, kind, memory, [builder.udiv(size, _I64(itemsize))])
 

@@ -125,7 +125,7 @@ def block_source(
         f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
         "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
         *(_copies(added) if added else ()),
-        *_runs(whole, _threads(emitted.entry, names, rank, emitted.hidden), rank, dynamic, in_grid=in_grid),
+        *_runs(whole, _threads(emitted, names, rank), rank, dynamic, in_grid=in_grid),
     ]
     if added:
         lines[-1:] = [*_added_copies(added), lines[-1]]
@@ -225,30 +225,34 @@ def _together(threads: list[str], dynamic: str) -> list[str]:
     ]
 
 
-def _threads(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
+def _threads(emitted: Emitted, names: Sequence[str], rank: int) -> list[str]:
     """Return the lines that start the threads of a block, each up to where it first waits."""
+    noted = [f"_nb_next_block({NOW}, _nb_b0 * _nb_b1 * _nb_b2)"] if emitted.checks_races else []
     return [
         *_PLACE,
+        *noted,
         f"{THREAD} = 0",
         "for _nb_t2 in range(_nb_b2):",
         "    for _nb_t1 in range(_nb_b1):",
         "        for _nb_t0 in range(_nb_b0):",
-        *(f"            {line}" for line in _thread(entry, names, rank, hidden)),
+        *(f"            {line}" for line in _thread(emitted, names, rank)),
         f"            {THREAD} += 1",
     ]
 
 
-def _thread(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
+def _thread(emitted: Emitted, names: Sequence[str], rank: int) -> list[str]:
     """Return the lines that start one thread, if it is inside the launch."""
     made = [f"_nb_i{k} = _nb_k{k} * _nb_b{k} + _nb_t{k}" for k in range(min(rank, _AXES))]
     inside = [f"_nb_i{k} < _nb_n{k}" for k in range(min(rank, _AXES))]
     if rank == nb.MAX_DIMS:
         made += ["_nb_i3 = _nb_i2 % _nb_n3", "_nb_i2 = _nb_i2 // _nb_n3"]
-    passed = [f"_nb_nonnegative({name})" if name.startswith("_nb_i") else name for name in hidden]
+    passed = [f"_nb_nonnegative({name})" if name.startswith("_nb_i") else name for name in emitted.hidden]
+    noted = [f"    _nb_thread_of_block({THREAD})"] if emitted.checks_races else []
     return [
         *made,
         f"if {' and '.join(inside)}:",
-        f"    {entry}({', '.join([*passed, *names])})",
+        *noted,
+        f"    {emitted.entry}({', '.join([*passed, *names])})",
         "else:",
         f"    _nb_skip({CREW}, {THREAD})",
     ]

@@ -1,0 +1,392 @@
+"""Compiled: what threads of a launch that is checked for data races do to elements, noted one after the other.
+
+The launch runs its threads in turn, so that nothing here is done by two at once. Each element that is touched has an entry in a
+table, which is found by its address; there stand the last threads that have read it, stored into it and changed it atomically,
+with what they had waited for. Two threads are ordered if they belong to one block and have waited for it a different number of
+times, or to one warp and have waited for lanes a different number of times. Elements are what is loaded or stored at once: of
+vectors, matrices and complex numbers each component.
+
+Of those that read an element two are kept, the last one and the farthest from it: of another block, if there is any, or of
+another warp that has waited for the block as often. That is enough to find one that a thread is not ordered with, if there is
+one. Likewise of those that store what is there, and of those that change it atomically. Of those that store something else the
+last one is enough: who is not ordered with one before would have been found.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from numbridge.kernels.native import access_layout as at
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.memory import (
+    exchange_i64,
+    external,
+    load_i64,
+    load_u8,
+    load_u16,
+    load_u32,
+    native,
+    store_i64,
+    symbol,
+)
+
+intp = types.int64
+state = symbol("numbridge_races")
+clear_allocate = external("calloc", intp, intp, intp)
+free = external("free", types.void, intp)
+let_others_run = external("sched_yield", types.int32)
+
+EXPORTS = {
+    "numbridge_races_begin": ("begin", "int64(int64, int64, int64)"),
+    "numbridge_races_watch": ("watch", "int64(int64, int64, int64, int64)"),
+    "numbridge_races_thread": ("thread", "void()"),
+    "numbridge_races_block": ("block", "void(int64, int64)"),
+    "numbridge_races_of_block": ("of_block", "void(int64)"),
+    "numbridge_races_resume": ("resume", "void(int64, int64)"),
+    "numbridge_races_forget": ("forget", "void()"),
+    "numbridge_races_touch": ("touch", "void(int64, int64, int64, int64, int64)"),
+    "numbridge_races_end": ("end", "int64(int64)"),
+}
+
+FIRST_ROOM = 1 << 12
+FIRST_RANGES = 64
+
+
+@native
+def word(place):
+    return load_i64(state(), 8 * place)
+
+
+@native
+def put(place, value):
+    store_i64(state(), 8 * place, value)
+
+
+@native
+def begin(program, geometry, rank):
+    """Begin to check a launch, once no other is checked; return how many threads it has, or -1 if there is no memory."""
+    while exchange_i64(state(), 8 * at.CHECK_LOCK, 1) != 0:
+        let_others_run()
+    put(at.CHECK_PROGRAM, program)
+    put(at.CHECK_RANK, rank)
+    total = 1
+    for k in range(nb.MAX_DIMS):
+        extent = load_i64(geometry, 8 * k)
+        put(at.CHECK_DIMS + k, extent)
+        if k < rank:
+            total *= extent
+        elif rank == 0:
+            total *= max(extent, 1)
+    put(at.CHECK_THREAD, -1)
+    put(at.CHECK_EPOCH, 0)
+    put(at.CHECK_BLOCK, 0)
+    put(at.CHECK_BLOCK_SIZE, 0)
+    put(at.CHECK_COUNT, 0)
+    put(at.CHECK_GENERATION, 1)
+    put(at.CHECK_SHARED_GENERATION, 1)
+    put(at.CHECK_CAPACITY, FIRST_ROOM)
+    put(at.CHECK_TABLE, clear_allocate(FIRST_ROOM, at.ELEMENT_SIZE))
+    put(at.CHECK_ROW_COUNT, 0)
+    put(at.CHECK_ROW_ROOM, FIRST_RANGES)
+    put(at.CHECK_ROWS, clear_allocate(FIRST_RANGES, 8 * at.ROW_WORDS))
+    put(at.RACE_PROGRAM, 0)
+    put(at.RACE_LACKING, 0)
+    if word(at.CHECK_TABLE) == 0 or word(at.CHECK_ROWS) == 0:
+        lacks(FIRST_ROOM * at.ELEMENT_SIZE)
+        return -1
+    return total
+
+
+@native
+def lacks(size):
+    """Write down that there is no memory."""
+    put(at.RACE_LACKING, size)
+    put(at.RACE_PROGRAM, word(at.CHECK_PROGRAM))
+
+
+@native
+def watch(low, high, parameter, ndim):
+    """Have memory watched, that of a parameter or of a block; return where its row lies, or 0."""
+    count = word(at.CHECK_ROW_COUNT)
+    rows, size = word(at.CHECK_ROWS), 8 * at.ROW_WORDS
+    if parameter == at.IN_SHARED_MEMORY:
+        for k in range(count):
+            if load_i64(rows + k * size, 8 * at.ROW_LOW) == low and load_i64(rows + k * size, 8 * at.ROW_HIGH) == high:
+                return rows + k * size
+    if count == word(at.CHECK_ROW_ROOM):
+        wide = clear_allocate(2 * count, size)
+        if wide == 0:
+            lacks(2 * count * size)
+            return 0
+        for k in range(count * at.ROW_WORDS):
+            store_i64(wide, 8 * k, load_i64(rows, 8 * k))
+        free(rows)
+        put(at.CHECK_ROWS, wide)
+        put(at.CHECK_ROW_ROOM, 2 * count)
+        rows = wide
+    row = rows + count * size
+    store_i64(row, 8 * at.ROW_LOW, low)
+    store_i64(row, 8 * at.ROW_HIGH, high)
+    store_i64(row, 8 * at.ROW_PARAMETER, parameter)
+    store_i64(row, 8 * at.ROW_NDIM, ndim)
+    put(at.CHECK_ROW_COUNT, count + 1)
+    return row
+
+
+@native
+def thread():
+    """Say that the next thread begins, in a launch whose threads do not wait for each other."""
+    put(at.CHECK_THREAD, word(at.CHECK_THREAD) + 1)
+
+
+@native
+def block(number, size):
+    """Say that a block begins: it has its shared memory for itself."""
+    put(at.CHECK_BLOCK, number)
+    put(at.CHECK_BLOCK_SIZE, size)
+    put(at.CHECK_SHARED_GENERATION, word(at.CHECK_SHARED_GENERATION) + 1)
+
+
+@native
+def of_block(place):
+    """Say which thread of the block begins."""
+    put(at.CHECK_THREAD, word(at.CHECK_BLOCK) * word(at.CHECK_BLOCK_SIZE) + place)
+    put(at.CHECK_EPOCH, 0)
+
+
+@native
+def resume(number, epoch):
+    """Say which thread goes on."""
+    put(at.CHECK_THREAD, number)
+    put(at.CHECK_EPOCH, epoch)
+
+
+@native
+def forget():
+    """Take all that was done for ordered with what comes."""
+    put(at.CHECK_GENERATION, word(at.CHECK_GENERATION) + 1)
+    put(at.CHECK_SHARED_GENERATION, word(at.CHECK_SHARED_GENERATION) + 1)
+
+
+@native
+def row_of(address):
+    """Return the row of the memory to which an address belongs, or 0."""
+    rows, size = word(at.CHECK_ROWS), 8 * at.ROW_WORDS
+    for k in range(word(at.CHECK_ROW_COUNT)):
+        row = rows + k * size
+        if load_i64(row, 8 * at.ROW_LOW) <= address and address < load_i64(row, 8 * at.ROW_HIGH):
+            return row
+    return 0
+
+
+@native
+def slot_of(table, capacity, address):
+    """Return where an address has its entry, or where there is room for it."""
+    mixed = (address ^ (address >> 15)) * 2654435761
+    place = (mixed ^ (mixed >> 17)) & (capacity - 1)
+    while True:
+        entry = table + place * at.ELEMENT_SIZE
+        key = load_i64(entry, at.ELEMENT_KEY)
+        if key == address or key == 0:
+            return entry
+        place = (place + 1) & (capacity - 1)
+
+
+@native
+def widen():
+    """Give the table twice the room; tell whether there was memory for that."""
+    table, capacity = word(at.CHECK_TABLE), word(at.CHECK_CAPACITY)
+    wide = clear_allocate(2 * capacity, at.ELEMENT_SIZE)
+    if wide == 0:
+        lacks(2 * capacity * at.ELEMENT_SIZE)
+        return False
+    for k in range(capacity):
+        old = table + k * at.ELEMENT_SIZE
+        if load_i64(old, at.ELEMENT_KEY) != 0:
+            new = slot_of(wide, 2 * capacity, load_i64(old, at.ELEMENT_KEY))
+            for offset in range(0, at.ELEMENT_SIZE, 8):
+                store_i64(new, offset, load_i64(old, offset))
+    free(table)
+    put(at.CHECK_TABLE, wide)
+    put(at.CHECK_CAPACITY, 2 * capacity)
+    return True
+
+
+@native
+def entry_of(address, generation):
+    """Return the entry of an address, without what is forgotten; or 0 if there is no memory for it."""
+    entry = slot_of(word(at.CHECK_TABLE), word(at.CHECK_CAPACITY), address)
+    if load_i64(entry, at.ELEMENT_KEY) == 0:
+        if 2 * word(at.CHECK_COUNT) >= word(at.CHECK_CAPACITY):
+            if not widen():
+                return 0
+            entry = slot_of(word(at.CHECK_TABLE), word(at.CHECK_CAPACITY), address)
+        put(at.CHECK_COUNT, word(at.CHECK_COUNT) + 1)
+        store_i64(entry, at.ELEMENT_KEY, address)
+    if load_i64(entry, at.ELEMENT_GENERATION) != generation:
+        store_i64(entry, at.ELEMENT_GENERATION, generation)
+        for offset in range(at.ELEMENT_READ, at.ELEMENT_SIZE, 8):
+            store_i64(entry, offset, 0)
+    return entry
+
+
+@native
+def block_of(number):
+    """Return the block of a thread; where threads do not wait for each other, each is one by itself."""
+    size = word(at.CHECK_BLOCK_SIZE)
+    return number // size if size > 0 else number
+
+
+@native
+def meets(entry, slot):
+    """Tell whether the thread that runs is not ordered with the one in a slot."""
+    who, how = load_i64(entry, slot) - 1, load_i64(entry, slot + 8)
+    own, epoch = word(at.CHECK_THREAD), word(at.CHECK_EPOCH)
+    if who < 0 or who == own:
+        return False
+    if block_of(who) != block_of(own):
+        return True
+    if (how ^ epoch) >> at.LANES_BITS != 0:
+        return False
+    size = word(at.CHECK_BLOCK_SIZE)
+    return who % size // nb.WARP_SIZE != own % size // nb.WARP_SIZE or (how ^ epoch) >> at.LINE_BITS == 0
+
+
+@native
+def note(entry, slot, line):
+    """Note the thread that runs in a slot."""
+    store_i64(entry, slot, word(at.CHECK_THREAD) + 1)
+    store_i64(entry, slot + 8, word(at.CHECK_EPOCH) | line)
+
+
+@native
+def distance(entry, slot):
+    """Return how far the thread that runs is from the one in a slot: 3 if in another block, 0 if it is ordered with it."""
+    if not meets(entry, slot):
+        return 0
+    who, own, size = load_i64(entry, slot) - 1, word(at.CHECK_THREAD), word(at.CHECK_BLOCK_SIZE)
+    if block_of(who) != block_of(own):
+        return 3
+    return 2 if who % size // nb.WARP_SIZE != own % size // nb.WARP_SIZE else 1
+
+
+@native
+def note_also(entry, slot, line):
+    """Note the thread that runs in the first of two slots, and keep the farther of two others in the second."""
+    if load_i64(entry, slot) != word(at.CHECK_THREAD) + 1 and distance(entry, slot) >= distance(
+        entry, slot + at.SLOT_SIZE
+    ):
+        store_i64(entry, slot + at.SLOT_SIZE, load_i64(entry, slot))
+        store_i64(entry, slot + at.SLOT_SIZE + 8, load_i64(entry, slot + 8))
+    note(entry, slot, line)
+
+
+@native
+def met(entry, slot):
+    """Return which of two slots has a thread with which the one that runs is not ordered, or 0."""
+    if meets(entry, slot):
+        return slot
+    return slot + at.SLOT_SIZE if meets(entry, slot + at.SLOT_SIZE) else 0
+
+
+@native
+def is_of_both(entry, first, line):
+    """Tell whether a thread has read the element where it has stored into it, and where another reads it now."""
+    read = at.ELEMENT_READ if load_i64(entry, at.ELEMENT_READ) == first + 1 else at.ELEMENT_READ + at.SLOT_SIZE
+    lines = (1 << at.LINE_BITS) - 1
+    return (
+        load_i64(entry, read) == first + 1
+        and load_i64(entry, read + 8) & lines == line
+        and load_i64(entry, at.ELEMENT_CHANGE + 8) & lines == line
+    )
+
+
+@native
+def report(entry, slot, did, now, line, row, address):
+    """Write down that the thread that runs meets the one in a slot."""
+    first, size = load_i64(entry, slot) - 1, 8 * at.ROW_WORDS
+    put(at.RACE_FIRST, first)
+    put(at.RACE_FIRST_DID, did)
+    put(at.RACE_FIRST_LINE, load_i64(entry, slot + 8) & ((1 << at.LINE_BITS) - 1))
+    put(at.RACE_SECOND, word(at.CHECK_THREAD))
+    put(at.RACE_SECOND_DID, now)
+    put(at.RACE_SECOND_LINE, line)
+    put(at.RACE_IS_UPDATE, did == at.CHANGES and now == at.READS and is_of_both(entry, first, line))
+    put(at.RACE_RANK, word(at.CHECK_RANK))
+    for k in range(nb.MAX_DIMS):
+        put(at.RACE_DIMS + k, word(at.CHECK_DIMS + k))
+    put(at.RACE_BLOCK_SIZE, word(at.CHECK_BLOCK_SIZE))
+    put(at.RACE_OFFSET, address - load_i64(row, 8 * at.ROW_LOW))
+    put(at.RACE_ALSO, at.IN_SHARED_MEMORY)
+    for k in range(word(at.CHECK_ROW_COUNT)):
+        other = word(at.CHECK_ROWS) + k * size
+        if other != row and load_i64(other, 8 * at.ROW_LOW) <= address and address < load_i64(other, 8 * at.ROW_HIGH):
+            put(at.RACE_ALSO, load_i64(other, 8 * at.ROW_PARAMETER))
+    for k in range(at.ROW_WORDS):
+        put(at.RACE_ROW + k, load_i64(row, 8 * k))
+    put(at.RACE_PROGRAM, word(at.CHECK_PROGRAM))
+
+
+@native
+def held(address, size):
+    """Return the bits of a number in memory."""
+    if size == 1:
+        return intp(load_u8(address, 0))
+    if size == 2:
+        return intp(load_u16(address, 0))
+    if size == 4:
+        return intp(load_u32(address, 0))
+    return load_i64(address, 0)
+
+
+@native
+def touch(address, size, did, line, bits):
+    """Note what the thread that runs does to an element; of a store, that it stores these bits, unless it is of no known size."""
+    if word(at.RACE_PROGRAM) != 0:
+        return
+    row = row_of(address)
+    if row == 0:
+        return
+    is_shared = load_i64(row, 8 * at.ROW_PARAMETER) == at.IN_SHARED_MEMORY
+    generation = word(at.CHECK_SHARED_GENERATION) if is_shared else word(at.CHECK_GENERATION)
+    entry = entry_of(address, generation)
+    if entry == 0:
+        return
+    now = did
+    if did == at.CHANGES and size > 0 and held(address, size) == bits:
+        now = at.STORES_THE_SAME
+    change = at.ELEMENT_CHANGE if now != at.STORES_THE_SAME and meets(entry, at.ELEMENT_CHANGE) else 0
+    read = met(entry, at.ELEMENT_READ) if now == at.CHANGES or now == at.CHANGES_ATOMICALLY else 0
+    same = met(entry, at.ELEMENT_SAME) if now == at.CHANGES or now == at.CHANGES_ATOMICALLY else 0
+    atomic = met(entry, at.ELEMENT_ATOMIC) if now != at.CHANGES_ATOMICALLY else 0
+    if change != 0:
+        report(entry, change, at.CHANGES, now, line, row, address)
+    elif same != 0:
+        report(entry, same, at.STORES_THE_SAME, now, line, row, address)
+    elif read != 0:
+        report(entry, read, at.READS, now, line, row, address)
+    elif atomic != 0:
+        report(entry, atomic, at.CHANGES_ATOMICALLY, now, line, row, address)
+    if now == at.READS:
+        note_also(entry, at.ELEMENT_READ, line)
+    elif now == at.STORES_THE_SAME:
+        note_also(entry, at.ELEMENT_SAME, line)
+    elif now == at.CHANGES_ATOMICALLY:
+        note_also(entry, at.ELEMENT_ATOMIC, line)
+    else:
+        note(entry, at.ELEMENT_CHANGE, line)
+
+
+@native
+def end(failed):
+    """End the check, and let another begin; return how the launch has ended: 1 if something was found."""
+    found = word(at.RACE_PROGRAM)
+    if found != 0 and word(at.CHECK_TOLD) == 0:
+        # Kept until somebody asks, which may be when another launch is checked.
+        for k in range(at.RACE_PROGRAM + 1, at.CHECK_TOLD):
+            put(at.CHECK_TOLD + k - at.RACE_PROGRAM, word(k))
+        put(at.CHECK_TOLD, found)
+    free(word(at.CHECK_TABLE))
+    free(word(at.CHECK_ROWS))
+    exchange_i64(state(), 8 * at.CHECK_LOCK, 0)
+    return 1 if found != 0 else failed
