@@ -26,6 +26,7 @@ from numbridge.kernels.adjoint.measuring import measure
 from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.adjoint.reverse import Reversed, reverse
 from numbridge.kernels.element_types.elements import Element
+from numbridge.kernels.language.element_stores import sliced_by
 from numbridge.kernels.language.emission import emit
 from numbridge.kernels.language.rewriting import rewrite
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
@@ -85,11 +86,24 @@ def _replaced(held: Any, index: Any, value: Any) -> Any:
     return type(held)(*made.reshape(-1).tolist()) if isinstance(held, Element) else made
 
 
+def _put_part(held: Any, way: str, steps: Sequence[Any], value: Any) -> Any:
+    """Store into a slice of constants, or into what lies behind several steps, of an array."""
+    assert not isinstance(held, Element), way
+    owner, given = held, iter(steps)
+    *before, last = [next(given) if name == "[]" else sliced_by(name) for name in way.split(",")]
+    for index in before:
+        owner = owner[index]
+    owner[last] = value
+    return held
+
+
 _REDUCTION = re.compile(r"\.(sum|prod|mean|var|std)\(|_nb_(v?dot|matmul)_of\(")
 
 RUNTIME: dict[str, Any] = {
     "_nb_device": lambda function: function,
     "_nb_replaced": _replaced,
+    "_nb_put_part": _put_part,
+    "_nb_view": lambda held: held,
     "_nb_local_array": lambda shape, dtype: np.full(shape, 77, str(dtype) if isinstance(dtype, types.Type) else dtype),
     "_nb_cuda_fma": lambda a, b, c: np.float64(np.longdouble(a) * b + c),
     "_nb_atomic_add": _atomic_add,

@@ -82,6 +82,26 @@ def at_poles(v: nb.array[nb.vec3d], s: nb.array[nb.float64], out: nb.array[nb.ve
     sizes[i] = nb.length(v[i])
 
 
+@nb.func
+def turned(v):
+    a, b, c = v
+    return nb.vec3d(b, c, a)
+
+
+@nb.kernel
+def apart(v: nb.array[nb.vec3d], m: nb.array[nb.mat33d], q: nb.array[nb.quatd], out: nb.array[nb.vec3d]):
+    i = nb.tid()
+    a, b, c = turned(v[i])
+    for row in m[i]:
+        row[0] *= a
+        for k, part in enumerate(row[1:]):
+            c += part * row[0] * (k + 1)
+    v[i][:2] = out[i][1:] * b
+    m[i][1:, :2] = m[i][:2, 1:]
+    m[i][:, 2] = turned(out[i])
+    out[i] = nb.vec3d(q[i][::2], c) + m[i] @ v[i]
+
+
 def _with_zeros(values: np.ndarray, step: int) -> np.ndarray:
     values[::step] = 0
     return values
@@ -96,6 +116,7 @@ CASES: list[tuple[Any, ...]] = [
     (operations, N, uniform(N, 3), uniform(N, 3, 3), _TURNS, uniform(N, 3), uniform(N, 4)),
     (matrices, N, uniform(N, 3, 3) + 2 * np.eye(3), uniform(N, 3), uniform(N, 3, 3)),
     (parts, N, uniform(N, 3), uniform(N, 3, 3), uniform(N, 3)),
+    (apart, N, uniform(N, 3), uniform(N, 3, 3), uniform(N, 4), uniform(N, 3)),
     (added_up, N, uniform(N, 3), random.integers(0, 5, N).astype(np.int32), uniform(5, 3), uniform(5, 3, 3)),
     (at_poles, N, _with_zeros(uniform(N, 3), 5), _with_zeros(uniform(N), 7), uniform(N, 3), uniform(N)),
 ]

@@ -61,6 +61,20 @@ def bent(p):
 
 
 @nb.func
+def cycled(p):
+    a, b, c = p
+    return nb.vec3(nb.vec2(b, c), a)
+
+
+@nb.func
+def most_of(p):
+    most = p[0]
+    for part in p[1:]:
+        most = max(most, part)
+    return most
+
+
+@nb.func
 def applied(function, a, b):
     return function(a, b)
 

@@ -132,6 +132,7 @@ _COMPLEX = (
 _VECTORS = (
     *("bent({0} + {1})", "bent({0} - {1})", "-{0}", "bent(nb.cross({0}, {1}))", "bent({0} * 0.5)", "bent(2.0 * {0})"),
     *("({0} if {2} else {1})", "bent(nb.cw_mul({0}, {1}))", "bent({0} / 2.0)"),
+    *("cycled({0})", "nb.vec3({0}[1:], {1}[0])", "nb.vec3(most_of({0}), {1}[::-2])"),
 )
 
 
@@ -272,7 +273,7 @@ class Expressions:
             return E(f"{self.one_of(*names.complexes)}.{self.one_of('real', 'imag')}", LARGE, DIGITS)
         if kind == 1 and names.vectors:
             p, q = self.one_of(*names.vectors), self.one_of(*names.vectors)
-            form = self.one_of("{0}[0]", "{0}[-1]", "nb.dot({0}, {1})", "nb.length_sq({0})")
+            form = self.one_of("{0}[0]", "{0}[-1]", "nb.dot({0}, {1})", "nb.length_sq({0})", "most_of({0})")
             return E(form.format(p, q), 3 * LARGE**2, 2 * DIGITS)
         if kind == 2 and self.functions["f"]:
             name, one, two = self.one_of(*self.functions["f"]), self.small_float(1), self.small_float(0)

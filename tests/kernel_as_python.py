@@ -88,8 +88,8 @@ class Vector:
     def __init__(self, parts: Sequence[Any], memory: np.ndarray | None = None) -> None:
         self.parts, self._memory = list(parts), memory
 
-    def __getitem__(self, at: int) -> Any:
-        return self.parts[at]
+    def __getitem__(self, at: Any) -> Any:
+        return Vector(self.parts[at]) if isinstance(at, slice) else self.parts[at]
 
     def __setitem__(self, at: int, value: Any) -> None:
         assert self._memory is not None
@@ -111,6 +111,10 @@ class Vector:
 
     def __neg__(self) -> Vector:
         return Vector([-a for a in self.parts])
+
+
+def _vector(*given: Any) -> Vector:
+    return Vector([part for one in given for part in (one.parts if isinstance(one, Vector) else [one])])
 
 
 def _cross(a: Vector, b: Vector) -> Vector:
@@ -179,8 +183,8 @@ class Threads:
         self.math = math
         self.nb = SimpleNamespace(
             tid=lambda: self.ids[0] if len(self.ids) == 1 else self.ids,
-            vec3=lambda *parts: Vector(parts),
-            vec2=lambda *parts: Vector(parts),
+            vec3=_vector,
+            vec2=_vector,
             dot=lambda a, b: sum(x * y for x, y in zip(a.parts, b.parts, strict=True)),
             length_sq=lambda a: sum(x * x for x in a.parts),
             cw_mul=lambda a, b: Vector([x * y for x, y in zip(a.parts, b.parts, strict=True)]),

@@ -14,12 +14,22 @@ from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import Binding, View, kind_name
 from numbridge.kernels.adjoint.calls import Calls
 from numbridge.kernels.adjoint.construct import ARITHMETIC
-from numbridge.kernels.adjoint.element_program import components, replaced, with_named_part
+from numbridge.kernels.adjoint.element_program import (
+    components,
+    known,
+    part,
+    replaced,
+    with_component_at,
+    with_named_part,
+)
+from numbridge.kernels.adjoint.expressions import has_slice
 from numbridge.kernels.adjoint.ir import Array, If, Loop, Raise, Region, Store, Value
 from numbridge.kernels.adjoint.memory_parts import MemoryPart, NeedsComponentsError, whole_element
 from numbridge.kernels.adjoint.record_program import MOST_COPIED, Records, copied_parts, inner_places, same_record
 from numbridge.kernels.adjoint.scope import COUNTED
 from numbridge.kernels.adjoint.windows import Window
+from numbridge.kernels.element_types.component_range import unpacked_wrongly
+from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.element_types.numba_elements import numba_element
 from numbridge.kernels.language.element_stores import PARTS
 
@@ -33,20 +43,29 @@ class _Place:
     """Where something can be stored: what reads it, and what writes it.
 
     `part` is the part of an element in memory that this is, if its components can be stored, and `memory` the array of whose
-    elements it is one, if they cannot.
+    elements it is one, if they cannot. `is_slice` tells that it is a slice of a vector or a matrix.
     """
 
     read: Callable[[], Binding]
     write: Callable[[Binding], None]
     part: MemoryPart | None = None
     memory: Array | None = None
+    is_slice: bool = False
 
 
 class Assignments(Calls):
     """Reads assignments."""
 
     def _unpacked(self, target: ast.Tuple, value: Binding) -> Binding:
-        """Return the elements of an array for as many names; another number of them raises an exception, as in the kernel."""
+        """Return the elements of an array for as many names; another number of them raises an exception, as in the kernel.
+
+        Of a vector these are its components, and of a matrix its rows.
+        """
+        element = self._iterated(value)
+        if element is not None and isinstance(value, Value):
+            if len(target.elts) != element.extents[0]:
+                raise self._refused(target, unpacked_wrongly(element, len(target.elts)))
+            return tuple(known(part(self, value, [self.constant(k)])) for k in range(element.extents[0]))
         if not isinstance(value, View | Window) or not self._extents(value):
             return value
         count, wanted = self._extents(value)[0](), self.constant(len(target.elts))
@@ -83,10 +102,18 @@ class Assignments(Calls):
         if not isinstance(target, ast.Subscript | ast.Attribute):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
         outer = self._place(target.value) if self._is_place(target.value) else None
+        if outer is not None and outer.part is not None and has_slice(target):
+            return self._slice_in_memory(target, outer.part)
         if outer is not None and outer.part is not None:
             return self._place_in_memory(target, self._part_in_memory(target, outer.part))
         owner = self._expression(target.value) if outer is None else outer.read()
         if isinstance(owner, Value) and inference.element_of(owner.type) is not None and outer is not None:
+            if outer.is_slice:
+                raise self._refused(
+                    target, "a slice of a vector or a matrix is a value of its own; store into the whole"
+                )
+            if has_slice(target):
+                return self._slice_place(target, owner, outer)
             return self._part_place(target, owner, outer)
         if isinstance(owner, Records):
             return self._memory_place(target, self._within_records(target, owner))
@@ -184,6 +211,38 @@ class Assignments(Calls):
             return _Place(lambda: self._part_named(target, owner), put)
         return _Place(lambda: self._part_at(target, owner, index), put)
 
+    def _slice_place(self, target: ast.Subscript, owner: Value, outer: _Place) -> _Place:
+        """Return what reads and writes a slice of an element, of which to write is to replace the whole."""
+        if outer.memory is not None:
+            raise NeedsComponentsError(outer.memory)
+        places, kind = self._slice_of(target, owner)
+
+        def put(value: Binding) -> None:
+            made = owner
+            for place, number in zip(places, self._numbers_of(target, kind, value), strict=True):
+                made = with_component_at(self, made, place, number)
+            outer.write(made)
+
+        return _Place(lambda: self._sliced(target, owner), put, is_slice=True)
+
+    def _slice_in_memory(self, target: ast.Subscript, owner: MemoryPart) -> _Place:
+        """Return what reads and writes a slice of an element in memory, and nothing else of it."""
+        places, kind = self._slice_of(target, owner)
+        views = owner.numbers(self)
+
+        def put(value: Binding) -> None:
+            for place, number in zip(places, self._numbers_of(target, kind, value), strict=True):
+                self._store(target, views[place], number)
+
+        return _Place(lambda: self._sliced(target, owner), put, is_slice=True)
+
+    def _numbers_of(self, target: ast.expr, wanted: ElementType, value: Binding) -> Sequence[Value]:
+        """Return the components of what is stored into a slice of a vector or a matrix."""
+        if not isinstance(value, Value) or inference.element_of(value.type) is not wanted:
+            what = kind_name(value) if isinstance(value, Value) else "this"
+            raise self._refused(target, f"{what} does not fit into a slice that is a {wanted.name}; make one")
+        return components(self, value)
+
     def _store(self, target: ast.expr, view: View, value: Binding) -> None:
         if not isinstance(value, Value):
             raise self._refused(target, "only a number can be stored into an element of an array")
@@ -248,6 +307,9 @@ class Assignments(Calls):
         held = place.read()
         if isinstance(held, View | Window | Records) and not isinstance(node.target, ast.Name):
             self._whole_row(node.target)
+        if place.is_slice:
+            text = ast.unparse(node.target)
+            raise self._refused(node, f"a slice of a vector is not computed with in place; write {text} = {text} + ...")
         if not isinstance(held, Value):
             raise self._refused(node, "an augmented assignment needs a number here; assign to the elements one by one")
         place.write(self._binary(node, node.op, held, self._value(node.value)))

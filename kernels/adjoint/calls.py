@@ -357,7 +357,8 @@ class Calls(Reductions):
     def _checked_array(self, node: ast.Call) -> Binding:
         """Check that what is indexed by a constant has it, if it is an array or an element."""
         array, index = self._expression(node.args[0]), self._expression(node.args[1])
-        self._check(array, index, 0, ast.literal_eval(node.args[2]))
+        axis, site = map(ast.literal_eval, node.args[2:])
+        self._check(array, index, axis, site)
         return array
 
     def _check(self, array: Binding, index: Binding, first: int, site: int) -> None:

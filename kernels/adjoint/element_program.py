@@ -39,6 +39,7 @@ __all__ = [
     "part",
     "places",
     "replaced",
+    "with_component_at",
     "with_named_part",
 ]
 
@@ -201,13 +202,19 @@ def components(construct: Construct, value: Value) -> list[Value]:
 
 def component_at(construct: Construct, value: Value, k: int) -> Value:
     """Return the component at a place in row-major order."""
+    return known(part(construct, value, _index_of(construct, value, k)))
+
+
+def with_component_at(construct: Construct, value: Value, k: int, number: Value) -> Value:
+    """Return an element with the component at a place in row-major order replaced."""
+    return known(replaced(construct, value, _index_of(construct, value, k), number))
+
+
+def _index_of(construct: Construct, value: Value, k: int) -> list[Value]:
     element = inference.element_of(value.type)
     assert element is not None
     extents = element.extents
-    index = [k] if len(extents) == 1 else [k // extents[1], k % extents[1]]
-    made = part(construct, value, [construct.constant(i) for i in index])
-    assert made is not None
-    return made
+    return [construct.constant(i) for i in ([k] if len(extents) == 1 else divmod(k, extents[1]))]
 
 
 def named_part(construct: Construct, value: Value, name: str) -> Value | None:

@@ -29,7 +29,7 @@ from numbridge.kernels.adjoint.bindings import (
     kinds,
 )
 from numbridge.kernels.adjoint.construct import ARITHMETIC
-from numbridge.kernels.adjoint.element_program import made_of, named_part, operate, part
+from numbridge.kernels.adjoint.element_program import component_at, made_of, named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
 from numbridge.kernels.adjoint.memory_parts import (
     ComponentRangeError,
@@ -42,12 +42,13 @@ from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Scope
 from numbridge.kernels.adjoint.windows import Cut, Span, Window
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
+from numbridge.kernels.element_types.elements import OF_CONSTANTS, ElementType, beyond, sliced
 from numbridge.kernels.language.kernel_syntax import RESERVED
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION, HALVES, LIBDEVICE
 from numbridge.kernels.language.tuple_parameters import is_named_tuple
 from numbridge.kernels.language.vector_types import VECTOR_TYPES
 
-__all__ = ["Expressions"]
+__all__ = ["Expressions", "has_slice"]
 
 _BINARY = {
     ast.Add: "add",
@@ -85,6 +86,14 @@ _IN_PLACE_OF = {
 def _is_word(value: Binding) -> TypeGuard[Static]:
     """Tell whether something is None or a text, which choose between branches before the kernel runs."""
     return isinstance(value, Static) and (value.value is None or type(value.value) is str)
+
+
+def has_slice(node: ast.expr) -> TypeGuard[ast.Subscript]:
+    """Tell whether something is indexed by a slice, or by several indices of which one is."""
+    if not isinstance(node, ast.Subscript):
+        return False
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return any(isinstance(part, ast.Slice) for part in parts)
 
 
 def _is_ellipsis(node: ast.expr) -> bool:
@@ -405,6 +414,9 @@ class Expressions(Scope):
 
     def _selected(self, node: ast.Subscript, base: Binding) -> Binding:
         """Return what an index selects; elements, records and rows in memory are not loaded."""
+        of_element = isinstance(base, MemoryPart) or self._iterated(base) is not None
+        if of_element and has_slice(node) and isinstance(base, MemoryPart | Value):
+            return self._sliced(node, base)
         if isinstance(base, MemoryPart):
             return self._part_in_memory(node, base)
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
@@ -412,6 +424,43 @@ class Expressions(Scope):
         if isinstance(base, Records):
             return self._within_records(node, base)
         return self._indexed(node, base)
+
+    def _iterated(self, value: Binding) -> ElementType | None:
+        """Return the type of a vector or a matrix; None for anything else, as complex numbers are."""
+        element = inference.element_of(value.type) if isinstance(value, Value) else None
+        return None if element is None or element.family == "complex" else element
+
+    def _sliced(self, node: ast.Subscript, base: MemoryPart | Value) -> Value:
+        """Return a slice of a vector or a matrix, which is one itself; of one in memory, nothing else is loaded."""
+        places, kind = self._slice_of(node, base)
+        if isinstance(base, MemoryPart):
+            views = base.numbers(self)
+            return made_of(self, kind, [self._load_number(views[place]) for place in places])
+        return made_of(self, kind, [component_at(self, base, place) for place in places])
+
+    def _slice_of(self, node: ast.Subscript, base: MemoryPart | Value) -> tuple[tuple[int, ...], ElementType]:
+        """Return the places of the components of a slice, and its type."""
+        element = base.element if isinstance(base, MemoryPart) else inference.element_of(base.type)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        index = tuple(self._constant_index(part) for part in parts)
+        found = None if element is None or element.family == "complex" else sliced(element, index)
+        if found is None:
+            raise self._refused(node, f"a slice of a vector or a matrix {OF_CONSTANTS}")
+        assert element is not None
+        wrong = beyond(element, index)
+        if wrong is not None:
+            raise self._refused(node, wrong)
+        return found
+
+    def _constant_index(self, node: ast.expr) -> Any:
+        """Return an index of constants, or a slice of these; None for what is none."""
+        if not isinstance(node, ast.Slice):
+            value = self._expression(node)
+            return value.constant if isinstance(value, Value) else None
+        bounds = [self._bound(part) for part in (node.lower, node.upper, node.step)]
+        if any(bound is not None and bound.constant is None for bound in bounds):
+            return None
+        return slice(*(None if bound is None else bound.constant for bound in bounds))
 
     def _owner(self, node: ast.expr) -> Binding:
         """Return what a part is taken of: of an element in memory only that part is loaded, where it can be."""
@@ -571,7 +620,7 @@ class Expressions(Scope):
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if any(isinstance(part, ast.Slice) or _is_ellipsis(part) for part in parts):
             raise self._refused(
-                node, "slices of records and of vectors have no derivative; write a loop over the elements"
+                node, "slices of records have no derivative, and those of vectors are not stored through; write a loop"
             )
         found = self._expression(node.slice)
         return [self._integer(node, item) for item in (found if isinstance(found, tuple) else (found,))]

@@ -1,4 +1,4 @@
-"""Loops over the elements of something: an array, a slice, a tuple, `enumerate`, `zip`, and ranges within these.
+"""Loops over the elements of something: an array, a slice, a vector, a tuple, `enumerate`, `zip`, and ranges within these.
 
 Each is a loop over the numbers of its trips, in which the elements are chosen by that number. What is looped over, and how
 often, is decided once, before the loop; an element is read at the beginning of its trip. Loops over a range alone are
@@ -17,6 +17,7 @@ from numba import types
 from numbridge.kernels.adjoint import inference, windows
 from numbridge.kernels.adjoint.assignments import Assignments
 from numbridge.kernels.adjoint.bindings import Binding, View, kinds
+from numbridge.kernels.adjoint.element_program import known, part
 from numbridge.kernels.adjoint.ir import Value
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.windows import Window
@@ -53,10 +54,14 @@ class Iteration(Assignments):
     def _elements_of(self, node: ast.expr, found: Binding) -> Elements:
         if isinstance(found, tuple):
             return self._items(node, found)
+        element = self._iterated(found)
+        if element is not None and isinstance(found, Value):
+            return Elements(self.constant(element.extents[0]), lambda k: known(part(self, found, [k])))
         extents = self._extents(found) if isinstance(found, View | Window | Records) else []
         if not extents:
             raise self._refused(
-                node, "only loops over range(...), arrays, tuples, enumerate(...) and zip(...) have a derivative"
+                node,
+                "only loops over range(...), arrays, vectors, tuples, enumerate(...) and zip(...) have a derivative",
             )
         if isinstance(found, Records):
             return Elements(extents[0](), lambda k: dataclasses.replace(found, index=(*found.index, k)))

@@ -349,7 +349,7 @@ def _of_index(given: list[str], kinds: list[str]) -> str | None:
         )
     return (
         f"{_with_article(kinds[0])} has no index of type {kinds[1]}: a vector takes one int, a matrix a row's or a row's and a "
-        "column's; take components one by one"
+        "column's, and a slice is written with constants, within its dimensions, and leaves something of it, as in v[0:2]"
     )
 
 
@@ -372,13 +372,14 @@ def _of_store(given: list[str], kinds: list[str]) -> str | None:
             "tuple; give it a name before, as in v = ..., and change that"
         )
     whole = f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}"
-    return f"{whole}; store numbers one by one, as in v[0] = value" if "slice" in given[1] else whole
+    way = "a slice is written with constants, as in v[0:2] = w, and not computed with in place; or store numbers, as in v[0] = x"
+    return f"{whole}; {way}" if "slice" in given[1] else whole
 
 
 def _of_parts(given: list[str], kinds: list[str]) -> str | None:
     """Return what is wrong with a tuple that is to be made of something, as ``*v`` between other arguments does."""
     whole = _ELEMENT.fullmatch(given[0].strip()) if len(given) == 1 else None
-    return None if whole is None else _not_iterated(whole[1])
+    return None if whole is None else _not_starred(whole[1])
 
 
 _CALLS: dict[str, Callable[[list[str], list[str]], str | None]] = {
@@ -395,14 +396,14 @@ def _of_part(found: re.Match[str]) -> str:
     return f"{_with_article(found[2])} has no part {found[1]!r}; take components, as in v[0], or make a new one of them"
 
 
-def _not_iterated(kind: str) -> str:
-    return f"{_with_article(kind)} is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"
+def _not_starred(kind: str) -> str:
+    return f"the parts of {_with_article(kind)} are not passed by a star, and make no tuple; unpack it before, as in a, b = v"
 
 
 def _of_star(found: re.Match[str]) -> str:
     whole = _ELEMENT.fullmatch(found[1].strip())
     if whole is not None:
-        return _not_iterated(whole[1])
+        return _not_starred(whole[1])
     kind = _with_article(_named(found[1]))
     return f"only the parts of a tuple are passed one by one by a star, and this is {kind}; write the arguments out"
 
@@ -533,10 +534,6 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     (
         r"_part_setter(?:.|\n)*?>>> with_part\(element\((\w+)\)",
         lambda found: f"a {found[1]} has no such part to store into",
-    ),
-    (
-        r"(?:getiter with parameters \(|failed to unpack )element\((\w+)\)",
-        lambda found: _not_iterated(found[1]),
     ),
     (
         r"Invalid use of dtype\(\w+\) with parameters",

@@ -40,16 +40,20 @@ def checked(typing_context: Any, array: Any, index: Any, axis: Any, site: Any) -
 
 
 @intrinsic
-def having(typing_context: Any, array: Any, index: Any, site: Any) -> Any:
-    """Return an array, or an element, that was found to have an index; what is neither is not checked."""
+def having(typing_context: Any, array: Any, index: Any, axis: Any, site: Any) -> Any:
+    """Return an array, or an element, that was found to have an index along an axis; what is neither is not checked."""
+    if not isinstance(axis, types.IntegerLiteral):
+        return None  # Numba comes back with the literal
+    number = axis.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if shape := _extents(context, builder, array, arguments[0]):
-            first = ir.Constant(_WORD, 0)
-            _check(context, builder, types.unliteral(index), arguments[1], shape[0], arguments[2], first)
+        shape = _extents(context, builder, array, arguments[0])
+        if isinstance(index, types.Integer) and number < len(shape):
+            along = ir.Constant(_WORD, number)
+            _check(context, builder, types.unliteral(index), arguments[1], shape[number], arguments[3], along)
         return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
 
-    return array(array, index, site), generate
+    return array(array, index, axis, site), generate
 
 
 @intrinsic

@@ -1,7 +1,9 @@
-"""Constant indices that a vector or a matrix does not have, found in what Numba has typed.
+"""Constant indices that a vector or a matrix does not have, and too many or too few names for its parts, found in what Numba
+has typed.
 
-Numba types an index that stands in the source as any int, so that nothing can refuse it before. An index that is computed is
-checked where the kernel checks its bounds, by `cpu_bounds`. Importing this module imports Numba.
+Numba types an index that stands in the source as any int, so that nothing can refuse it before, and does not tell what is
+unpacked how many names there are. An index that is computed is checked where the kernel checks its bounds, by `cpu_bounds`.
+Importing this module imports Numba.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from typing import Any
 
 from numba import types
 
-from numbridge.kernels.element_types.elements import ElementType
+from numbridge.kernels.element_types.elements import ElementType, beyond
 from numbridge.kernels.element_types.numba_element_stores import NAMES, part_of
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.errors import KernelError
 
-__all__ = ["check_components"]
+__all__ = ["check_components", "unpacked_wrongly"]
 
 # What stores into components have become: functions whose second argument is the index, and one that is told the way.
 _STORES = (NAMES["_nb_replaced"], NAMES["_nb_put_back"])
@@ -24,7 +26,7 @@ _PUT_PART = NAMES["_nb_put_part"]
 
 
 def check_components(compiled: Iterable[Any], entry: str, origin: Callable[[int], str | None]) -> None:
-    """Refuse a kernel that indexes a vector or a matrix by a constant beyond its extent.
+    """Refuse a kernel that indexes a vector or a matrix by a constant beyond its extent, or unpacks it into other than its parts.
 
     Parameters
     ----------
@@ -38,19 +40,38 @@ def check_components(compiled: Iterable[Any], entry: str, origin: Callable[[int]
     Raises
     ------
     KernelError
-        With the index, the element, and the place in the source.
+        With the index or the number of names, the element, and the place in the source.
     """
     for overload in compiled:
         annotation = getattr(overload, "type_annotation", None)
+        for kind, count, line in _unpacked(annotation) if annotation is not None else ():
+            if count != kind.extents[0]:
+                raise _error(entry, unpacked_wrongly(kind, count), origin(line))
         for kind, index, line in _indexed(annotation) if annotation is not None else ():
-            extents = kind.extents
-            for axis, (place, extent) in enumerate(zip(index, extents, strict=False)):
-                if type(place) is int and not -extent <= place < extent:
-                    where = origin(line)
-                    raise KernelError(
-                        f"kernel {entry!r}: index {place} is out of range for axis {axis} of a {kind.name}, whose extent "
-                        f"is {extent}" + ("" if where is None else f"\n  {where}")
-                    )
+            wrong = beyond(kind, index)
+            if wrong is not None:
+                raise _error(entry, wrong, origin(line))
+
+
+def _error(entry: str, wrong: str, where: str | None) -> KernelError:
+    return KernelError(f"kernel {entry!r}: {wrong}" + ("" if where is None else f"\n  {where}"))
+
+
+def unpacked_wrongly(kind: ElementType, count: int) -> str:
+    """Return what is wrong where an element is unpacked into a number of names that is not that of its parts."""
+    parts = "components" if len(kind.extents) == 1 else "rows"
+    return f"a {kind.name} has {kind.extents[0]} {parts}, and is unpacked into {count} name{'' if count == 1 else 's'}"
+
+
+def _unpacked(annotation: Any) -> Iterator[tuple[ElementType, int, int]]:
+    """Yield the elements that are unpacked, into how many names, and in which line."""
+    for block in annotation.blocks.values():
+        for statement in block.body:
+            expression: Any = getattr(statement, "value", None)
+            if getattr(expression, "op", None) == "exhaust_iter":
+                kind = annotation.typemap[expression.value.name]
+                if isinstance(kind, NumbaElement):
+                    yield kind.element, expression.count, expression.loc.line
 
 
 def _indexed(annotation: Any) -> Iterator[tuple[ElementType, tuple[Any, ...], int]]:
@@ -63,11 +84,14 @@ def _indexed(annotation: Any) -> Iterator[tuple[ElementType, tuple[Any, ...], in
             target, way, steps = (annotation.typemap[given.name] for given in expression.args[:3])
             yield from _on_the_way(target, way, steps, expression.loc.line)
             continue
+        if operation == "static_getitem":  # a slice of an element has no signature of `getitem`, which this is of
+            kind, index = annotation.typemap[expression.value.name], expression.index
+            if isinstance(kind, NumbaElement):
+                yield kind.element, index if isinstance(index, tuple) else (index,), expression.loc.line
+            continue
         if not arguments or not isinstance(arguments[0], NumbaElement):
             continue
-        if operation == "static_getitem":
-            index = expression.index
-        elif called in _STORES:
+        if called in _STORES:
             index = _constant(annotation.typemap[expression.args[1].name])
         else:
             continue

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "OF_CONSTANTS",
     "Element",
     "ElementType",
+    "beyond",
     "by_number",
     "complex_parts",
     "dtype_of",
@@ -58,6 +60,7 @@ __all__ = [
     "quati",
     "record_type",
     "scalar_in_memory",
+    "sliced",
     "spatial_matrix",
     "spatial_matrixd",
     "spatial_matrixf",
@@ -97,6 +100,9 @@ Family = Literal["vector", "matrix", "quaternion", "transform", "record", "compl
 MAX_COMPONENTS = 256
 _SUFFIXES = {"float32": "", "float64": "d", "float16": "h", "int32": "i"}
 _COMPONENTS = "xyzw"
+OF_CONSTANTS = "is written with constants, within its dimensions, and leaves something of it, as in v[0:2]"
+"""What slices of vectors and matrices are like; how large they are is part of their types."""
+
 _lock = threading.Lock()
 _numbers = itertools.count(1)
 _known: dict[tuple[Family, tuple[int, ...], str], ElementType] = {}
@@ -212,14 +218,17 @@ class Element(metaclass=ElementType):
         return type(self).extents[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a component as a Python number, or a matrix's row as a vector."""
+        """Return a component as a Python number, a matrix's row as a vector, and a slice as a vector or a matrix."""
         try:
             found = self._values[index]
         except IndexError as error:
             raise IndexError(f"{type(self).__name__}: {error}") from None
         if np.ndim(found) == 0:
             return found.item()
-        return vector(found.shape[0], type(self).scalar)(*found.tolist()) if np.ndim(found) == 1 else found.copy()
+        if np.ndim(found) > 2:  # indexed by None
+            return found.copy()
+        kind = vector(found.shape[0], type(self).scalar) if found.ndim == 1 else matrix(found.shape, type(self).scalar)
+        return kind(found.tolist())
 
     def __getattr__(self, name: str) -> Any:
         """Return a component by name (``x``, ``y``, ``z``, ``w``), or a transform's parts ``p`` and ``q``."""
@@ -360,6 +369,46 @@ def component(kind: ElementType, name: str) -> tuple[int, ElementType | None] | 
         return parts.get(name)
     place = _COMPONENTS.find(name) if len(name) == 1 and len(kind.extents) == 1 else -1
     return (place, None) if 0 <= place < kind.count and kind.count <= len(_COMPONENTS) else None
+
+
+def sliced(kind: ElementType, index: Any) -> tuple[tuple[int, ...], ElementType] | None:
+    """Return the places, in row-major order, of what an index with slices selects of an element, with its type.
+
+    A slice of a vector, a quaternion or a transform is a vector, and so is part of a row or a column of a matrix; some rows are a
+    matrix. A number among slices that is beyond its extent counts as 0, since whoever asks refuses it apart. There is None for an
+    index without slices, or with something else in it than numbers, and for a slice that selects nothing.
+
+    Examples
+    --------
+    >>> sliced(vec3, slice(1, None))
+    ((1, 2), vec2)
+    >>> sliced(mat22, (slice(None), 0))
+    ((0, 2), vec2)
+    """
+    given = index if isinstance(index, tuple) else (index,)
+    is_known = all(type(part) is int or (isinstance(part, slice) and _is_of_numbers(part)) for part in given)
+    if not is_known or len(given) > len(kind.extents) or not any(isinstance(part, slice) for part in given):
+        return None
+    pairs = zip(given, kind.extents, strict=False)
+    inside = tuple(part if isinstance(part, slice) or -extent <= part < extent else 0 for part, extent in pairs)
+    places = np.arange(kind.count).reshape(kind.extents)[inside]
+    if not places.size:
+        return None
+    family: Family = "vector" if places.ndim == 1 else "matrix"
+    return tuple(places.reshape(-1).tolist()), _element_type(family, places.shape, kind.scalar)
+
+
+def beyond(kind: ElementType, index: Any) -> str | None:
+    """Return what is wrong with the first number of an index that is beyond an element's extents; None if none is."""
+    pairs = zip(index if isinstance(index, tuple) else (index,), kind.extents, strict=False)
+    for axis, (place, extent) in enumerate(pairs):
+        if type(place) is int and not -extent <= place < extent:
+            return f"index {place} is out of range for axis {axis} of a {kind.name}, whose extent is {extent}"
+    return None
+
+
+def _is_of_numbers(part: slice) -> bool:
+    return all(bound is None or type(bound) is int for bound in (part.start, part.stop, part.step)) and part.step != 0
 
 
 def _element_type(family: Family, extents: tuple[int, ...], scalar: Scalar, name: str | None = None) -> ElementType:

@@ -15,11 +15,11 @@ from numba.core.errors import TypingError
 from numba.extending import overload
 
 from numbridge.kernels.compilation.built_calls import Body, built
-from numbridge.kernels.element_types.elements import ElementType, component, vector
+from numbridge.kernels.element_types.elements import OF_CONSTANTS, ElementType, beyond, component, sliced, vector
 from numbridge.kernels.element_types.numba_element_memory import scalars_of
 from numbridge.kernels.element_types.numba_elements import NumbaElement, at, place_of, with_component, wrap
 from numbridge.kernels.element_types.numba_records import ReadOnlyRecord
-from numbridge.kernels.language.element_stores import PARTS
+from numbridge.kernels.language.element_stores import PARTS, sliced_by
 
 __all__ = ["NAMES", "part_of"]
 
@@ -74,6 +74,21 @@ def _replaced(target: Any, index: Any, value: Any) -> Body | None:
     return Body("\n".join(["def implementation(target, index, value):", *lines, "    return target"]), names)
 
 
+def view(target: Any) -> Any:
+    """Marker: `target`, a slice that is stored through, which that of a vector or a matrix cannot be."""
+    raise NotImplementedError
+
+
+@built(view)
+def _view(target: Any) -> Body:
+    if isinstance(target, NumbaElement):
+        raise TypingError(
+            f"a slice of a vector or a matrix, here a {target.element.name}, is a value of its own, into which nothing is stored "
+            "that anybody keeps; store into the whole, as in m[1][0] = value, or give the slice a name"
+        )
+    return Body("def implementation(target): return target", {})
+
+
 @_overload(replaced)
 def _replaced_in_record(target: Any, index: Any, value: Any) -> Any:
     if not isinstance(target, types.Record) or not isinstance(index, types.StringLiteral):
@@ -114,7 +129,15 @@ def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
     if not isinstance(way, types.StringLiteral):
         return None  # Numba comes back with the literal
     start = _through_tuples(Way("target", target, way.literal_value.split(","), steps_of(steps)))
+    is_slice = len(start.names) == 1 and sliced_by(start.names[0]) is not None
+    if is_slice and isinstance(start.type, types.Buffer):
+        store = f"{start.text}[{start.names[0].replace('/', ', ')}] = value"
+        return _made(f"def implementation(target, way, steps, value):\n    {store}\n    return target", {})
+    if is_slice and not isinstance(start.type, NumbaElement):
+        return None
     found = part_at(start)
+    if found is None and is_slice:
+        raise TypingError(f"a slice of a {start.type.element.name} {OF_CONSTANTS}")
     if found is None:
         return _put_through(start, target)
     if found.element is None and isinstance(value, types.Number | types.Boolean):
@@ -126,12 +149,13 @@ def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
         given = value.element.__name__ if isinstance(value, NumbaElement) else value
         raise TypingError(f"{wanted} can be stored into this part of a {found.whole.__name__}, and not {given}")
     lines = ["def implementation(target, way, steps, value):", f"    first = {' + '.join(found.terms())}"]
+    places = range(len(parts)) if found.places is None else found.places
     if isinstance(start.type, NumbaElement):
-        lines += [f"    target = set(target, first + {k}, {part})" for k, part in enumerate(parts)]
+        lines += [f"    target = set(target, first + {k}, {part})" for k, part in zip(places, parts, strict=True)]
     else:
         index = "".join(f"{text}, " for text in found.index)
         lines.append(f"    whole = scalars_of({start.text})")
-        lines += [f"    whole[({index}first + {k},)] = {part}" for k, part in enumerate(parts)]
+        lines += [f"    whole[({index}first + {k},)] = {part}" for k, part in zip(places, parts, strict=True)]
     names = {"scalars_of": scalars_of, "wrap": wrap, "at": at, "set": with_component}
     return _made("\n".join([*lines, "    return target"]), names)
 
@@ -200,6 +224,8 @@ class ElementPart:
         Its first component, but for what is computed.
     inner : list of ComponentIndex
         The indices by which it was found.
+    places : tuple of int or None
+        Where the components of a slice lie behind the first one; None for others, whose components lie in a row.
     """
 
     whole: ElementType
@@ -208,6 +234,7 @@ class ElementPart:
     matrix: ElementType | None = None
     offset: int = 0
     inner: list[ComponentIndex] = field(default_factory=list)
+    places: tuple[int, ...] | None = None
 
     def terms(self) -> list[str]:
         """Return expressions whose sum is the place of its first component."""
@@ -226,6 +253,17 @@ class ElementPart:
             return False
         self.offset += found[0]
         self.element, self.matrix = found[1], None
+        return True
+
+    def cut(self, index: Any) -> bool:
+        """Go on to a slice, if there is one."""
+        found = None if self.element is None else sliced(self.element, index)
+        if found is None or self.element is None:
+            return False
+        wrong = beyond(self.element, index)
+        if wrong is not None:
+            raise TypingError(wrong)
+        (self.places, self.element), self.matrix = found, None
         return True
 
     def select(self, given: Sequence[tuple[str, Any]], *, many: bool) -> bool:
@@ -258,7 +296,8 @@ def part_at(way: Way) -> ElementPart | None:
     ndim = way.type.ndim if isinstance(way.type, types.Array) else 0
     for name in way.names:
         if name != "[]":
-            if len(found.index) < ndim or not found.enter(name):
+            index = sliced_by(name)
+            if len(found.index) < ndim or not (found.enter(name) if index is None else found.cut(index)):
                 return None
             continue
         text, kind = next(given)
@@ -278,7 +317,9 @@ def _put_through(way: Way, target: Any) -> Any:
     lines, back, number = [f"    owner0 = {way.text}"], [], 0
     for k, name in enumerate(way.names):
         last = k + 1 == len(way.names)
-        if name == "[]":
+        if sliced_by(name) is not None:
+            back.append(f"    value{k} = put_part(owner{k}, {name!r}, (), value{k + 1})")
+        elif name == "[]":
             text, kind = way.steps[number]
             text = repr(kind.literal_value) if isinstance(kind, types.IntegerLiteral | types.StringLiteral) else text
             read, put = f"owner{k}[{text}]", "replaced" if last else "put_back"
@@ -293,9 +334,9 @@ def _put_through(way: Way, target: Any) -> Any:
         return None
     made = "target" if isinstance(target, types.Buffer | types.Record | types.BaseTuple) else "value0"
     lines += [f"    value{len(way.names)} = value", *reversed(back), f"    return {made}"]
-    setters = {f"with_{name}": NAMES[f"_nb_with_{name}"] for name in way.names if name != "[]"}
+    setters = {f"with_{name}": NAMES[f"_nb_with_{name}"] for name in way.names if name in PARTS}
     text = "\n".join(["def implementation(target, way, steps, value):", *lines])
-    return _made(text, {"replaced": replaced, "put_back": put_back, **setters})
+    return _made(text, {"replaced": replaced, "put_back": put_back, "put_part": put_part, **setters})
 
 
 def _part_setter(name: str) -> Any:
@@ -337,6 +378,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,
     "_nb_put_back": put_back,
     "_nb_put_part": put_part,
+    "_nb_view": view,
     "_nb_wrap": wrap,
     **{f"_nb_with_{name}": _part_setter(name) for name in PARTS},
 }

@@ -15,8 +15,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
-from numba.core.imputils import lower_constant, lower_getattr_generic
-from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.core.imputils import lower_builtin, lower_constant, lower_getattr_generic
+from numba.core.typing import signature as signature_of
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer, infer_getattr
 from numba.extending import intrinsic, register_model, typeof_impl
 
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
@@ -29,11 +30,13 @@ from numbridge.kernels.element_types.elements import (
     complex_parts,
     component,
     element_types,
+    sliced,
     vector,
 )
 from numbridge.kernels.scalars import Scalar, by_name
 
 __all__ = [
+    "ElementIterator",
     "NumbaElement",
     "at",
     "complex_pair",
@@ -52,8 +55,8 @@ _COMPARED = 16
 _INTERLEAVED = 8
 
 
-class NumbaElement(types.Type):
-    """The Numba type of an element type."""
+class NumbaElement(types.IterableType):
+    """The Numba type of an element type; one looks through its components, or the rows of a matrix."""
 
     def __init__(self, element: ElementType) -> None:
         self.element = element
@@ -69,6 +72,25 @@ class NumbaElement(types.Type):
     def bitwidth(self) -> int:
         """Bits in memory, which Numba asks the elements of an array for."""
         return self.element.bytes * 8
+
+    @property
+    def part(self) -> Any:
+        """The Numba type of what an index selects: of a component, or of a row of a matrix."""
+        extents = self.element.extents
+        return self.dtype if len(extents) == 1 else numba_element(vector(extents[1], self.element.scalar))
+
+    @property
+    def iterator_type(self) -> Any:
+        """The Numba type of what a loop over an element keeps."""
+        return ElementIterator(self)
+
+
+class ElementIterator(types.SimpleIteratorType):
+    """The Numba type of what a loop over an element keeps: the element as it was at its beginning, and how far it has come."""
+
+    def __init__(self, element: NumbaElement) -> None:
+        self.container = element
+        super().__init__(f"iter({element.name})", element.part)
 
 
 def numba_scalar(scalar: Scalar) -> Any:
@@ -156,6 +178,7 @@ def _unknown(builder: Any, pointer: Any) -> Any:
 
 
 def _packed(builder: Any, kind: Any, parts: Any) -> Any:
+    """Return an element of the value type `kind`, of its components."""
     result = ir.Constant(kind, ir.Undefined)
     for place, part in enumerate(parts):
         result = builder.insert_value(result, part, place)
@@ -173,18 +196,20 @@ def at(typing_context: Any, element: Any, index: Any) -> Any:
         value, place = arguments
         if isinstance(place, ir.Constant):
             return builder.extract_value(value, place.constant % count)
-        place = _wrapped(builder, place, count)
-        if count > _COMPARED:
-            memory = cgutils.alloca_once_value(builder, value)
-            return builder.load(cgutils.gep_inbounds(builder, memory, 0, _clamped(builder, place, count)))
-        found = builder.extract_value(value, 0)
-        for k in range(1, count):
-            found = builder.select(
-                builder.icmp_signed("==", place, place.type(k)), builder.extract_value(value, k), found
-            )
-        return found
+        return _component_of(builder, value, _wrapped(builder, place, count), count)
 
     return element.dtype(element, types.intp), generate
+
+
+def _component_of(builder: Any, value: Any, place: Any, count: int) -> Any:
+    """Return the component at a place, which is not negative; one that there is not for a place outside."""
+    if count > _COMPARED:
+        memory = cgutils.alloca_once_value(builder, value)
+        return builder.load(cgutils.gep_inbounds(builder, memory, 0, _clamped(builder, place, count)))
+    found = builder.extract_value(value, 0)
+    for k in range(1, count):
+        found = builder.select(builder.icmp_signed("==", place, place.type(k)), builder.extract_value(value, k), found)
+    return found
 
 
 @intrinsic
@@ -448,6 +473,72 @@ def _part(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
         return builder.extract_value(value, first)
     parts = [builder.extract_value(value, first + k) for k in range(part.count)]
     return _packed(builder, context.get_value_type(numba_element(part)), parts)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loops over parts, of which unpacking is one, and slices. What comes out are values of their own, as an element is one. How
+# many names an element is unpacked into is checked by `component_range`.
+
+
+@register_model(ElementIterator)
+class _IteratorModel(models.StructModel):
+    """The element, and the place of the number of its next part."""
+
+    def __init__(self, manager: Any, kind: ElementIterator) -> None:
+        members = [("number", types.EphemeralPointer(types.intp)), ("element", kind.container)]
+        super().__init__(manager, kind, members)
+
+
+@lower_builtin("getiter", NumbaElement)
+def _begun(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    state = context.make_helper(builder, signature.return_type)
+    state.element = arguments[0]
+    state.number = cgutils.alloca_once_value(builder, context.get_constant(types.intp, 0))
+    return state._getvalue()
+
+
+@lower_builtin("iternext", ElementIterator)
+def _next(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    # `iternext_impl` would make a function of Numba's own of this, and numba.cuda leaves out what is Numba's.
+    result = context.make_helper(builder, signature.return_type)
+    kind = signature.args[0]
+    element = kind.container.element
+    state = context.make_helper(builder, kind, value=arguments[0])
+    number = builder.load(state.number)
+    is_there = builder.icmp_unsigned("<", number, number.type(element.extents[0]))
+    result.second = is_there
+    with builder.if_then(is_there):
+        builder.store(builder.add(number, number.type(1)), state.number)
+        columns = element.count // element.extents[0]
+        first = builder.mul(number, number.type(columns))
+        places = [builder.add(first, first.type(k)) for k in range(columns)]
+        parts = [_component_of(builder, state.element, place, element.count) for place in places]
+        is_row = len(element.extents) == 2
+        result.first = _packed(builder, context.get_value_type(kind.yield_type), parts) if is_row else parts[0]
+    return result._getvalue()
+
+
+@infer
+class _Slice(AbstractTemplate):
+    """The types of slices that are written with constants, as in ``v[1:]`` and ``m[:2, 0]``."""
+
+    key = "static_getitem"
+
+    def generic(self, given: Any, named: Any) -> Any:
+        """Return the type of a slice, or None if the index is none, or leaves nothing."""
+        kind, index = given
+        found = sliced(kind.element, index) if isinstance(kind, NumbaElement) else None
+        return None if found is None else signature_of(numba_element(found[1]), kind, index)
+
+
+@lower_builtin("static_getitem", NumbaElement, types.Any)
+def _slice(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    element, index = arguments
+    found = sliced(signature.args[0].element, index)
+    if found is None:
+        raise NotImplementedError  # by which Numba goes on to what any index does
+    parts = [builder.extract_value(element, place) for place in found[0]]
+    return _packed(builder, context.get_value_type(signature.return_type), parts)
 
 
 _register_operations()

@@ -2,18 +2,21 @@
 
 What a name stands for is not known here. The same text works in place where it turns out to be an array, so only what is
 certain to be a plain store into an array stays as it is written. A store of several steps, ``a[i].p[k] = x``, becomes
-``a = _nb_put_part(a, "[],p,[]", (i, k), x)``, which stores that component alone: other threads may store others. One that goes
-through a slice, ``a[m:n][i].x = v``, gives the slice a name first: it is a view, since only arrays have slices. Nothing is
-compiled, and no types are inferred.
+``a = _nb_put_part(a, "[],p,[]", (i, k), x)``, which stores that component alone: other threads may store others. So does a store
+into a slice of constants, ``v[:2] = x``, which is ``v = _nb_put_part(v, ":2", (), x)``. One that goes through a slice of an
+array, ``a[m:n][i].x = v``, gives the slice a name first: it is a view, as `_nb_view` makes sure. Nothing is compiled, and no
+types are inferred.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
-__all__ = ["PARTS", "StoreRewriter"]
+__all__ = ["PARTS", "StoreRewriter", "slice_text", "sliced_by"]
 
 PARTS = ("x", "y", "z", "w", "p", "q")
 
@@ -33,9 +36,12 @@ class StoreRewriter:
 
     def assign(self, node: ast.Assign) -> ast.stmt | list[ast.stmt]:
         """Return the statements of an assignment."""
-        if not any(map(self._concerns_a_leaf, node.targets)):
-            return node
         before: list[ast.stmt] = []
+        for target in node.targets:
+            for part in _leaves(target):
+                _keep_constants(part, before)
+        if not any(map(self._concerns_a_leaf, node.targets)):
+            return [*before, node] if before else node
         value = node.value
         # Python evaluates what is stored before where, and a function that finds an index may store, too.
         if len(node.targets) > 1 or any(isinstance(part, ast.Call) for part in ast.walk(node.targets[0])):
@@ -49,7 +55,7 @@ class StoreRewriter:
         target: ast.expr = node.target
         if _is_within_slice(target):
             target = self._within_view(target, before)
-        concerns = self._concerns(target)
+        concerns = self._concerns(target) and not _has_slice(_chain(target)[0][-1])
         if not concerns and (function is None or not _is_place(target)):
             return node
         target = self._steady(target, before)
@@ -65,8 +71,10 @@ class StoreRewriter:
         steps, base = _chain(target)
         if not steps or not isinstance(base, ast.Name):
             return False
-        if any(map(_has_slice, steps)):
+        if any(map(_has_slice, steps[:-1])):
             return False
+        if _has_slice(steps[-1]) and (slice_text(steps[-1]) is None or any(map(_is_field, steps))):
+            return False  # how long a slice of an element is, is part of its type
         if any(isinstance(step, str) and step not in PARTS for step in steps):
             return False  # a field of a record, which is memory
         if isinstance(steps[-1], str):
@@ -77,7 +85,7 @@ class StoreRewriter:
         """Return a target whose slices have a name; `before` gets what gives them one."""
         if isinstance(target, ast.Subscript) and _has_slice(target.slice):
             name = self._name()
-            before.append(ast.Assign([ast.Name(name, ast.Store())], _loaded(target)))
+            before.append(ast.Assign([ast.Name(name, ast.Store())], _call("_nb_view", _loaded(target))))
             return ast.Name(name, ast.Load())
         if isinstance(target, ast.Subscript):
             return ast.Subscript(self._within_view(target.value, before), target.slice, target.ctx)
@@ -108,9 +116,11 @@ class StoreRewriter:
         """Return the statement that stores into a chain: from the last step outward, every owner is replaced."""
         steps, base = _chain(target)
         assert isinstance(base, ast.Name)
-        if len(steps) > 1 and not any(map(_is_field, steps)):
-            way = ",".join(step if isinstance(step, str) else "[]" for step in steps)
-            indices = ast.Tuple([step for step in steps if not isinstance(step, str)], ast.Load())
+        if (len(steps) > 1 or _has_slice(steps[-1])) and not any(map(_is_field, steps)):
+            way = ",".join(_named(step) for step in steps)
+            indices = ast.Tuple(
+                [step for step in steps if isinstance(step, ast.expr) and not _has_slice(step)], ast.Load()
+            )
             value = _call("_nb_put_part", ast.Name(base.id, ast.Load()), ast.Constant(way), indices, value)
             target = base
         last = True
@@ -133,6 +143,8 @@ class StoreRewriter:
         return target
 
     def _held(self, value: ast.expr, before: list[ast.stmt]) -> ast.expr:
+        if isinstance(value, ast.Slice):
+            return value
         if isinstance(value, ast.Tuple):
             return ast.Tuple([self._held(part, before) for part in value.elts], ast.Load())
         if isinstance(value, ast.Name | ast.Constant) or (
@@ -146,6 +158,39 @@ class StoreRewriter:
     def _name(self) -> str:
         self._count += 1
         return f"_nb_held{self._count}"
+
+
+def _keep_constants(target: ast.expr, before: list[ast.stmt]) -> None:
+    """Let constants beside slices be checked before, by statements that `before` gets, so that they stay constants."""
+    if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Tuple) or not _has_slice(target.slice):
+        return
+    for place, part in enumerate(target.slice.elts):
+        match part:
+            case ast.Call(ast.Name("_nb_checked"), [_, index, *_]) if slice_text(ast.Tuple([ast.Slice(), index])):
+                before.append(ast.Expr(part))
+                target.slice.elts[place] = copy.deepcopy(index)
+
+
+def slice_text(index: ast.expr | str) -> str | None:
+    """Return how a slice of constants, and the slices and numbers for the dimensions of a matrix, stand in a way; else None."""
+    if not _has_slice(index) or isinstance(index, str):
+        return None
+    parts = [ast.unparse(part) for part in (index.elts if isinstance(index, ast.Tuple) else [index])]
+    return "/".join(parts) if all(re.fullmatch(r"(-?\d+)?(:(-?\d+)?){0,2}", part) for part in parts) else None
+
+
+def sliced_by(name: str) -> Any:
+    """Return the index that `slice_text` is of, or None for another step."""
+    if ":" not in name:
+        return None
+    parts = [[int(bound) if bound else None for bound in part.split(":")] for part in name.split("/")]
+    index = tuple(slice(*part) if len(part) > 1 else part[0] for part in parts)
+    return index if len(index) > 1 else index[0]
+
+
+def _named(step: ast.expr | str) -> str:
+    """Return how a step stands in a way."""
+    return step if isinstance(step, str) else slice_text(step) or "[]"
 
 
 def _is_field(step: ast.expr | str) -> bool:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
@@ -648,7 +648,14 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node.ctx, ast.Load) and self._stays_constant(written.value, node.slice):
             # A tuple may be indexed by a constant alone, so that it is the array that comes out of the check.
             if self._is_checked(written.value, [node.slice]) and not isinstance(node.value, ast.Tuple):
-                node.value = _call("_nb_having", node.value, node.slice, self._site(node, written.value))
+                node.value = _call("_nb_having", node.value, node.slice, 0, self._site(node, written.value))
+            return node
+        if isinstance(node.ctx, ast.Load) and self._may_cut_an_element(node.slice, written.value):
+            if self._is_checked(written.value, node.slice.elts):
+                site = self._site(node, written.value)
+                for axis, part in enumerate(node.slice.elts):
+                    if not isinstance(part, ast.Slice):
+                        node.value = _call("_nb_having", node.value, part, axis, site)
             return node
         node.slice = self._checked(node, written.value, node.value, node.slice)
         if self.writer.target == "cuda" and hint_of(node) in LOADS:
@@ -701,8 +708,14 @@ class _Rewriter(ast.NodeTransformer):
 
     def _stays_constant(self, written: ast.expr, index: ast.expr) -> bool:
         """Tell whether an index may be one of a tuple's, and is a constant, which it must stay then."""
-        bare = index.operand if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub) else index
-        return isinstance(bare, ast.Constant) and not self._is_parameter(written)
+        return _is_constant(index) and not self._is_parameter(written)
+
+    def _may_cut_an_element(self, index: ast.expr, written: ast.expr) -> TypeGuard[ast.Tuple]:
+        """Tell whether an index may be slices of a matrix beside constants, which these must stay then."""
+        if not isinstance(index, ast.Tuple) or not any(isinstance(part, ast.Slice) for part in index.elts):
+            return False
+        may_be = not self._is_parameter(written) or ast.unparse(written) in self.writer.values
+        return may_be and all(isinstance(part, ast.Slice) or _is_constant(part) for part in index.elts)
 
     def _is_parameter(self, node: ast.expr) -> bool:
         return self.source.role == "kernel" and isinstance(node, ast.Name) and node.id in self.source.parameters
@@ -1169,6 +1182,12 @@ def _is_text(arguments: list[ast.expr]) -> bool:
 def _of_block(operation: str, arguments: list[ast.expr]) -> ast.expr:
     crew: list[ast.expr] = [ast.Name(CREW, ast.Load()), ast.Name(THREAD, ast.Load())]
     return ast.Call(ast.Name(f"_nb_block_{operation}", ast.Load()), [*crew, *arguments], [])
+
+
+def _is_constant(index: ast.expr) -> bool:
+    """Tell whether an index is written as a number."""
+    bare = index.operand if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub) else index
+    return isinstance(bare, ast.Constant)
 
 
 def _call(name: str, array: ast.expr, index: ast.expr, *numbers: int) -> ast.expr:

@@ -423,15 +423,189 @@ def test_gradients_of_stores_into_elements_of_slices():
     assert x.grad.numpy().tolist() == [1 + 5 + 1 + 2, 7 + 11 + 1 + 2]
 
 
-def test_a_slice_of_an_element_is_refused():
-    @nb.kernel
-    def slicing(a: nb.array[nb.vec3]):
-        v = 2.0 * a[0]
-        v[0:2][1] = 5.0  # would go to a value that nobody has
-        a[0] = v
+@nb.kernel
+def into_a_slice_of_a_vector(a: nb.array[nb.vec3], m: nb.array[nb.mat33]):
+    a[0][0:2][1] = 5.0
 
-    with pytest.raises(nb.KernelError, match="a vec3 has no index of type slice"):
-        nb.launch(slicing, 1, [np.zeros((1, 3), np.float32)])
+
+@nb.kernel
+def into_a_slice_of_a_matrix(a: nb.array[nb.vec3], m: nb.array[nb.mat33]):
+    m[0][0:2][1][0] = 5.0
+
+
+@nb.kernel
+def into_a_slice_of_a_local_matrix(a: nb.array[nb.vec3], m: nb.array[nb.mat33]):
+    n = 2.0 * m[0]
+    n[0:2][1].x += 5.0
+    m[0] = n
+
+
+@pytest.mark.parametrize("kernel", [into_a_slice_of_a_vector, into_a_slice_of_a_matrix, into_a_slice_of_a_local_matrix])
+def test_a_store_into_what_nobody_keeps_is_refused(kernel):
+    arguments = [np.zeros((1, 3), np.float32), np.zeros((1, 3, 3), np.float32)]
+    words = "is a value of its own|a component of a vec2 is stored here that is no variable"
+    with pytest.raises(nb.KernelError, match=words):
+        nb.launch(kernel, 1, arguments)
+    with pytest.raises(nb.KernelError, match="a slice of a vector or a matrix is a value of its own"):
+        nb.launch(kernel, 1, arguments, adj_inputs=[np.zeros_like(a) for a in arguments], adjoint=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------- parts
+
+
+@nb.func
+def twice_of(v):
+    total = 0
+    for part in v:
+        total += 2 * part
+    return total
+
+
+@nb.kernel
+def taken_apart(
+    v: nb.array[nb.vec3i], m: nb.array[nb.matrix((2, 3), nb.int32)], by: nb.vec3i, out: nb.array2d[nb.int64], step: int
+):
+    i = nb.tid()
+    a, b, c = v[i]
+    (d, e, f), row = m[i]
+    g, h, k = by
+    out[i, 0] = a + 10 * b + 100 * c + 1000 * (d + 10 * e + 100 * f)
+    out[i, 1] = g + 10 * h + 100 * k + 1000 * twice_of(row) + 10000 * twice_of(v[i][1:])
+    total, w = 0, v[i]
+    for n, part in enumerate(w):
+        w[2] = 7  # the loop goes through what it was
+        if n == step:
+            continue
+        total = 10 * total + part
+    for part, other in zip(by, m[i][1, ::-1]):  # noqa: B905 - kernels take no keyword there
+        total = 10 * total + part * other
+    for line in m[i]:
+        line[1] = 9  # of its own
+        for part in line:
+            total = 10 * total + part
+    out[i, 2] = total
+    out[i, 3] = m[i][:, 1][1] + 10 * m[i][0, 1:][1] + 100 * m[i][:1, ::2][0][1] + 1000 * w[-1:][0]
+
+
+@pytest.mark.parametrize("on_cuda", [False, True])
+def test_elements_are_unpacked_looped_over_and_sliced_as_in_python(on_cuda):
+    v, m, by = np.int32([[1, 2, 3], [4, 5, 6]]), np.arange(12, dtype=np.int32).reshape(2, 2, 3), nb.vec3i(1, 2, 3)
+    for array in (v, m):  # none of this stores into them
+        array.flags.writeable = False
+    out = np.zeros((2, 4), np.int64)
+    if on_cuda:
+        with emulated_cuda() as device:
+            nb.launch(taken_apart, 2, [device.on_device(v), device.on_device(m), by, device.on_device(out), 1])
+    else:
+        nb.launch(taken_apart, 2, [v, m, by, out, 1])
+    expected = []
+    for (a, b, c), rows in zip(v.tolist(), m.tolist(), strict=True):
+        (d, e, f), row = rows
+        total = 10 * a + c
+        for part, other in zip((1, 2, 3), row[::-1], strict=True):
+            total = 10 * total + part * other
+        for first, _, last in rows:
+            total = 1000 * total + 100 * first + 90 + last
+        one = a + 10 * b + 100 * c + 1000 * (d + 10 * e + 100 * f)
+        two = 321 + 2000 * sum(row) + 20000 * (b + c)
+        expected.append([one, two, total, row[1] + 10 * f + 100 * f + 7000])
+    assert out.tolist() == expected
+
+
+@nb.func
+def leading(a, k, by):
+    a[k][:2] = by
+
+
+@nb.kernel
+def stored_slices(v: nb.array[nb.vec3], m: nb.array[nb.mat33], x: nb.array2d[float], c: nb.vec3):
+    i = nb.tid()
+    leading(v, i, v[i][1:])
+    leading(x, i, v[i][2])
+    u = v[i]
+    u[1:], u[0] = c[:2], u[1]
+    c[::2] = u[:2]
+    m[i][0] = u
+    m[i][1:, :2] = m[i][:2, 1:]
+    m[i][:, 2] = c
+    n = m[i]
+    n[1:] = n[:2]
+    n[0, 1:] = v[i][1:]
+    m[i] = n
+
+
+@pytest.mark.parametrize("on_cuda", [False, True])
+def test_stores_into_slices_of_elements(on_cuda):
+    v = np.arange(6, dtype=np.float32).reshape(2, 3)
+    m, x, c = np.arange(18, dtype=np.float32).reshape(2, 3, 3), np.ones((2, 3), np.float32), nb.vec3(7, 8, 9)
+    arrays = [array.copy() for array in (v, m, x)]
+    if on_cuda:
+        with emulated_cuda() as device:
+            nb.launch(stored_slices, 2, [*(device.on_device(array) for array in arrays), c])
+    else:
+        nb.launch(stored_slices, 2, [*arrays, c])
+    for i in range(2):
+        v[i, :2] = v[i, 1:].copy()
+        x[i, :2] = v[i, 2]
+        u = [v[i, 1], 7, 8]
+        m[i, 0] = u
+        m[i, 1:, :2] = m[i, :2, 1:].copy()
+        m[i, :, 2] = [u[0], 8, u[1]]
+        m[i, 1:] = m[i, :2].copy()
+        m[i, 0, 1:] = v[i, 1:]
+    for found, wanted in zip(arrays, (v, m, x), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_threads_store_slices_of_one_element():
+    @nb.kernel
+    def sides(v: nb.array[nb.vec4]):
+        i = nb.tid()
+        if i % 2 == 0:
+            v[i // 2][:2] = nb.vec2(1.0, float(i))
+        else:
+            v[i // 2][2:] = nb.vec2(2.0, float(i))
+
+    v = np.zeros((40, 4), np.float32)
+    nb.launch(sides, 80, [v])
+    np.testing.assert_array_equal(v, [[1, 2 * k, 2, 2 * k + 1] for k in range(40)])
+
+
+def test_a_store_into_a_slice_of_an_element_is_a_write():
+    @nb.kernel
+    def write(a: nb.array[nb.vec3]):
+        a[nb.tid()][:2] = nb.vec2(1.0, 2.0)
+
+    a = np.ones((2, 3), np.float32)
+    a.flags.writeable = False
+    with pytest.raises(nb.BufferAccessError, match="writes to it"):
+        nb.launch(write, 2, [a])
+
+
+def test_constants_beside_slices_are_checked(monkeypatch):
+    monkeypatch.setattr(nb.config, "check_bounds", True)
+
+    @nb.kernel
+    def checked(m: nb.array[nb.mat33], x: nb.array2d[float], k: int):
+        row = x[k:]
+        m[0][1, 1:] = m[0][2, :2]
+        m[0][:, 0] = m[0][:, -1]
+        row[0, 1:] = row[1, 1:][0]
+
+    m, x = np.arange(9, dtype=np.float32).reshape(1, 3, 3), np.arange(6, dtype=np.float32).reshape(2, 3)
+    nb.launch(checked, 1, [m, x, 0])
+    np.testing.assert_array_equal(m[0], [[2, 1, 2], [7, 6, 7], [8, 7, 8]])
+    np.testing.assert_array_equal(x[0], [0, 4, 4])
+    with pytest.raises(nb.NumbridgeIndexError, match="index 1 is out of range for axis 0 of row, whose extent is 1"):
+        nb.launch(checked, 1, [m, x, 1])
+
+
+def test_parts_of_values_in_python():
+    m = nb.matrix((2, 3), int)(1, 2, 3, 4, 5, 6)
+    (a, b, c), row = m
+    assert (a, b, c) == (1, 2, 3) and row == nb.vec3i(4, 5, 6)
+    assert m[:, 1:] == nb.mat22i(2, 3, 5, 6) and m[:1] == nb.matrix((1, 3), int)(1, 2, 3)
+    assert m[:, 0] == nb.vec2i(1, 4) and row[::-2] == nb.vec2i(6, 4)
 
 
 def test_stores_through_views_of_arrays_stay_stores():

@@ -314,6 +314,24 @@ def elements(x: nb.array1d[nb.vec3], y: nb.array1d[nb.vec3], m: nb.array1d[nb.ma
     y[i] = v + r * v
 
 
+def parts_of_elements(x: nb.array1d[nb.vec3], y: nb.array1d[nb.vec3], m: nb.array1d[nb.mat33], c: nb.vec3, n):
+    a, b = nb.tid()
+    i = a + b
+    v = x[i]
+    for k in range(n):
+        p, q, r = v
+        for part in x[k % x.shape[0]]:
+            p = p * 0.5 + part * q
+            if p > 0.7:
+                break
+        for row, number in zip(m[i], c):  # noqa: B905 - kernels take no keyword there
+            r = r * 0.3 + nb.dot(row[1:], v[:2]) * number
+        v[1:] = nb.vec2(p, q) * 0.5
+        v[0] = r * 0.25
+    y[i][:2] = v[1:]
+    y[i][2] = v[0] * v[1]
+
+
 def records(p, y, n):
     a, b = nb.tid()
     i = a + b
@@ -432,6 +450,7 @@ CASES = dict.fromkeys(OF_VECTORS, vectors) | {
     functions_of_cuda: vectors,
     booleans: lambda n: [integers(n, high=2, dtype=bool), integers(n), TRIPS],
     elements: lambda n: [floats(n, 3), floats(n, 3), floats(n, 3, 3), nb.vec3(0.1, 0.2, 0.3), TRIPS],
+    parts_of_elements: lambda n: [floats(n, 3), floats(n, 3), floats(n, 3, 3), nb.vec3(0.1, 0.2, 0.3), TRIPS],
     records: lambda n: [made_records(n), floats(n), TRIPS],
 }
 
@@ -786,6 +805,7 @@ DIFFERENTIATED = dict.fromkeys((chain, uniform_breaks, long_recurrence, by_hand,
     scalars: lambda n: [floats(n), floats(n), 0.1, 0.9, nb.vec3(0.1, -0.2, 0.3), TRIPS],
     matrix_product: lambda n: [floats(n, 5), floats(3, 5), floats(n, 3), TRIPS],
     scan_of_rows: CASES[scan_of_rows],
+    parts_of_elements: CASES[parts_of_elements],
     carried_matrix: lambda n: [floats(n, 3), floats(n, 3), floats(n, 3, 3), TRIPS],
 }
 

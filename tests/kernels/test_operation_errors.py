@@ -59,7 +59,7 @@ def truth(v: nb.array[nb.vec3]):
 @nb.kernel
 def piece(v: nb.array[nb.vec3]):
     i = nb.tid()
-    v[i] = nb.vec3(v[i][0:2], 1.0)
+    v[i] = nb.vec3(v[i][0 : i + 2], 1.0)
 
 
 @nb.kernel
@@ -81,16 +81,39 @@ def together(v: nb.array[nb.vec3]):
 
 
 @nb.kernel
-def unpacked(v: nb.array[nb.vec3]):
+def nothing_left(v: nb.array[nb.vec3]):
     i = nb.tid()
-    a, b, c = v[i]
-    v[i] = nb.vec3(c, b, a)
+    v[i][0] = v[i][3:][0]
+
+
+@nb.kernel
+def nothing_left_to_store(v: nb.array[nb.vec3]):
+    v[nb.tid()][3:] = nb.vec2(1.0, 2.0)
+
+
+@nb.kernel
+def row_beyond_of_a_store(v: nb.array[nb.vec3]):
+    m = nb.outer(v[0], v[0])
+    m[1:, -4] = nb.vec2(1.0, 2.0)
+
+
+@nb.kernel
+def longer_than_the_slice(v: nb.array[nb.vec3]):
+    u = v[nb.tid()]
+    u[:2] = u
+
+
+@nb.kernel
+def slice_in_place(v: nb.array[nb.vec3]):
+    u = v[nb.tid()]
+    u[:2] += u[1:]
 
 
 @nb.kernel
 def piece_of_a_store(v: nb.array[nb.vec3]):
-    u = v[nb.tid()]
-    u[:2] = nb.vec2(1.0, 2.0)
+    i = nb.tid()
+    u = v[i]
+    u[:i] = nb.vec2(1.0, 2.0)
 
 
 @nb.kernel
@@ -195,7 +218,7 @@ CASES = [
     (power, "there is no vec3 ** int; multiply, as in v[0] * v[0]"),
     (order, "there is no vec3 < vec3; compare components, or lengths"),
     (truth, "a vec3 is neither true nor false; compare it, or one of its components"),
-    (piece, "a vec3 has no index of type slice: a vector takes one int"),
+    (piece, "and a slice is written with constants, within its dimensions, and leaves something of it, as in v[0:2]"),
     (a_number_is_stored, "an array of vec3 holds nothing but vec3, and float32 is stored; store vec3(...)"),
     (
         a_vector_is_stored,
@@ -204,19 +227,20 @@ CASES = [
     (together, "the components of its elements are indexed apart, as in a[i][0] = value"),
     (half_the_index, FRACTION),
     (half_the_index_of_a_store, FRACTION),
-    (unpacked, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
-    (starred, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
-    (
-        starred_beside_others,
-        "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]",
-    ),
+    (nothing_left, "and a slice is written with constants, within its dimensions, and leaves something of it"),
+    (nothing_left_to_store, "a slice of a vec3 is written with constants, within its dimensions, and leaves something"),
+    (row_beyond_of_a_store, "index -4 is out of range for axis 1 of a mat33, whose extent is 3"),
+    (longer_than_the_slice, "vec2 can be stored into this part of a vec3, and not vec3"),
+    (slice_in_place, "a slice is written with constants, as in v[0:2] = w, and not computed with in place"),
+    (starred, "the parts of a vec3 are not passed by a star, and make no tuple; unpack it before, as in a, b = v"),
+    (starred_beside_others, "the parts of a vec3 are not passed by a star, and make no tuple; unpack it before"),
     (
         a_starred_array,
         "only the parts of a tuple are passed one by one by a star, and this is an array of float32; write the arguments out",
     ),
     (
         piece_of_a_store,
-        "a vec3 does not take vec2 at an index of type slice; store numbers one by one, as in v[0] = value",
+        "a vec3 does not take vec2 at an index of type slice; a slice is written with constants, as in v[0:2] = w",
     ),
     (
         dtype_called,
@@ -287,6 +311,31 @@ def row_beyond(v: nb.array[nb.vec3]):
     v[i] = nb.vec3(nb.outer(v[i], v[i])[3][0])
 
 
+@nb.kernel
+def row_beyond_beside_a_slice(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(nb.outer(v[i], v[i])[3, 1:], 1.0)
+
+
+@nb.kernel
+def unpacked(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    a, b = v[i]
+    v[i] = nb.vec3(b, b, a)
+
+
+@nb.func
+def first_row(m):
+    (a,) = m
+    return a
+
+
+@nb.kernel
+def unpacked_rows(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = first_row(nb.outer(v[i], v[i]))
+
+
 @pytest.mark.parametrize("capability", [None, (9, 0)])
 @pytest.mark.parametrize(
     ("kernel", "problem"),
@@ -295,6 +344,9 @@ def row_beyond(v: nb.array[nb.vec3]):
         (written_before, "index -4 is out of range for axis 0 of a vec3, whose extent is 3"),
         (column_beyond, "index 2 is out of range for axis 1 of a mat32, whose extent is 2"),
         (row_beyond, "index 3 is out of range for axis 0 of a mat33, whose extent is 3"),
+        (row_beyond_beside_a_slice, "index 3 is out of range for axis 0 of a mat33, whose extent is 3"),
+        (unpacked, "a vec3 has 3 components, and is unpacked into 2 names"),
+        (unpacked_rows, "a mat33 has 3 rows, and is unpacked into 1 name"),
     ],
 )
 def test_a_constant_index_that_an_element_has_not(kernel, problem, capability):

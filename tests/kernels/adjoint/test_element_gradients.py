@@ -1,6 +1,6 @@
 """Gradients of kernels on vectors and matrices: against central differences in float64, to second order, and against JAX."""
 
-# ruff: noqa: B007 - kernels as users write them
+# ruff: noqa: B007, B905 - kernels as users write them
 
 from __future__ import annotations
 
@@ -322,6 +322,76 @@ def left_out(x: nb.array1d[VEC3], y: nb.array1d[VEC3]):
     y[i] = nb.cross(of_defaults(x[i][0]), of_defaults(x[i].y, v=x[i]))
 
 
+@nb.func
+def twisted(v):
+    a, b, c = v
+    return VEC3(b * c, c, a * a)
+
+
+@nb.func
+def weighted(v, by):
+    total = 0.0
+    for part in v:
+        total += by * part * part
+    return total
+
+
+@nb.kernel
+def unpacked(x: nb.array1d[VEC3], m: nb.array1d[MAT22], v: VEC3, q: nb.array1d[QUAT], y: nb.array1d[VEC3]):
+    i = nb.tid()
+    a, b, c = x[(i + 1) % N]
+    (d, e), row = m[i]
+    row[0] *= d  # of its own: m stays what it is
+    f, g, h = twisted(x[i]) + v
+    if a > b:
+        b, c, a = v
+    for k in range(3):
+        f, g, h = nb.cross(VEC3(f, g, h), x[k])
+    x0, y0, z0, w0 = q[i]
+    y[i] = VEC3(a * f * z0, b * g * e + w0 * x0, c * h * row[0] * m[i][1][0] + y0)
+
+
+@nb.kernel
+def iterated(x: nb.array1d[VEC3], m: nb.array1d[MAT23], v: VEC3, y: nb.array1d[VEC3]):
+    i = nb.tid()
+    total = VEC3(0.0, 0.0, 0.0)
+    for row in m[i]:
+        for k, part in enumerate(row):
+            total[k] += part * row[2 - k]
+        row[0] = weighted(row, x[i].x)
+        total += row
+    u = x[i]
+    for part, other in zip(u, v):
+        u[1] = part * other  # the loop goes through what it was
+        total *= u[1]
+        if part > 0.4:
+            break
+        x[i][2] += part
+    for part in x[i]:
+        x[i][0] = part * part
+        total[0] += x[i][0]
+    y[i] = total
+
+
+@nb.kernel
+def cut(x: nb.array1d[VEC3], m: nb.array1d[MAT33], t: nb.array1d[TRANSFORM], v: VEC3, y: nb.array1d[VEC3]):
+    i = nb.tid()
+    head, tail = x[i][:2], t[(i + 1) % N][3:5]
+    tail[0] *= head[1]  # of its own, too
+    turned = v[::-1]
+    turned[-1] += nb.dot(head, tail)
+    corner = m[i][1:, :2] @ head
+    column = m[i][:, -1] + t[i].p[::-1]
+    x[i].y += nb.dot(m[i][0, 1:], corner)
+    m[i][1] = column
+    m[i][1:, :2] = m[i][:2, 1:]
+    m[i][0][1:] = column[::2] * x[i][0]
+    x[i][1:] = x[i][:2]
+    turned[:2] = m[i][0, 1:]
+    t[i].p[::2] = turned[1:]
+    y[i] = nb.cross(turned, t[i][:3]) + VEC3(t[i].q[1:3], corner[0]) + m[i][0:2][1] * nb.dot(t[i].p[:2], x[i][:2])
+
+
 def near_one(rows):
     return np.eye(rows) + 0.3 * floats(N, rows, rows)
 
@@ -348,6 +418,9 @@ CASES = [
     (in_slices, floats(N, 4, 3), floats(N, 2, 2), floats(N, 3)),
     (changed_values, floats(N, 3), nb.vec3d(0.3, -1, 0.5), nb.mat33d(*floats(9)), floats(N, 3)),
     (left_out, floats(N, 3), floats(N, 3)),
+    (unpacked, floats(N, 3), floats(N, 2, 2), nb.vec3d(0.3, -1, 0.5), floats(N, 4), floats(N, 3)),
+    (iterated, floats(N, 3), floats(N, 2, 3), nb.vec3d(0.3, -1, 0.5), floats(N, 3)),
+    (cut, floats(N, 3), floats(N, 3, 3), floats(N, 7), nb.vec3d(0.3, -1, 0.5), floats(N, 3)),
     (whole_and_parts, floats(N, 3), ORDER, floats(N, 3), floats(N + 1, 3), floats(N, 7)),
 ]
 

@@ -480,7 +480,7 @@ REFUSED = [
     (neighbours_of_the_first, "'y' here that another thread writes", "x[i] = y[i + 1]"),
     (
         iterated,
-        "only loops over range(...), arrays, tuples, enumerate(...) and zip(...) have a derivative",
+        "only loops over range(...), arrays, vectors, tuples, enumerate(...) and zip(...) have a derivative",
         "for value in x[i]:",
     ),
     (text, "'a' cannot be used in a kernel that is differentiated, but to compare it; use numbers", "x[i] * name"),
