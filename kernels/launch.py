@@ -157,7 +157,7 @@ class _Road:
     def failed(self, *arguments: Any) -> None:
         """Say that a kernel ended with an exception of its own."""
         cause = raised_by([self.kernel])
-        own = out_of_range([self.kernel]) or ended_in_block([self.kernel]) or raced([self.kernel])
+        own = next(filter(None, [ask([self.kernel]) for ask in (out_of_range, ended_in_block, raced)]), None)
         if own is not None:
             try:
                 raise own

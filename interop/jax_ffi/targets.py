@@ -531,7 +531,7 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
     if outcome == nb.RAISED:
         declared = () if steps else _declared.get(name, ())
         cause = raised_by(declared)
-        found = out_of_range(declared) or ended_in_block(declared) or raced(declared)
+        found = next(filter(None, [ask(declared) for ask in (out_of_range, ended_in_block, raced)]), None)
         if found is not None:
             return f"numbridge: {where}: {found}"
         return (

@@ -21,7 +21,6 @@ from numba.extending import intrinsic
 
 from numbridge.kernels.cpu_backend import races
 from numbridge.kernels.native import access_layout as at
-from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
@@ -73,27 +72,19 @@ class NotingBuilder(ir.IRBuilder):
         return super().fence(*given, **named)
 
     def begin_coroutine(self) -> None:
-        """Keep in this function which thread it is, and what that has waited for."""
+        """Keep in this function which thread it is."""
         state = self.module.globals.get("numbridge_races") or ir.GlobalVariable(self.module, _I64, "numbridge_races")
-        number = super().load(self.gep(state, [_I64(at.CHECK_THREAD)]))
-        epoch = cgutils.alloca_once(self, _I64, name="epoch")
-        super().store(_I64(0), epoch)
-        self._own = number, epoch
+        self._own = super().load(self.gep(state, [_I64(at.CHECK_THREAD)]))
 
-    def resume_coroutine(self, waited: int) -> None:
-        """Say that this thread goes on, after it has waited for something."""
-        number, epoch = self._own
-        step = at.LANES_BITS if waited == nb.WAITS_FOR_BLOCK else at.LINE_BITS
-        if waited in (nb.WAITS_FOR_GRID, nb.WAITS_FOR_TURN):
-            self._call("numbridge_races_forget")
-        later = self.add(super().load(epoch), _I64(1 << step))
-        super().store(later, epoch)
-        self._call("numbridge_races_resume", number, later)
+    def resume_coroutine(self, waited: int, group: Any) -> None:
+        """Say that this thread goes on, after it has waited for something; with which lanes, stands at an address."""
+        self._call("numbridge_races_resume", self._own, _I64(waited), super().load(group))
 
-    def watch_shared(self, address: Any, size: Any) -> None:
+    def watch_shared(self, address: Any, size: Any, dtype: Any) -> None:
         """Have shared memory watched."""
-        end = self.add(address, size)
-        self._call("numbridge_races_watch", address, end, _I64(at.IN_SHARED_MEMORY), _I64(0), result=_I64)
+        end, number = self.add(address, size), _number(self._lower.context, dtype)
+        given = (address, end, _I64(at.IN_SHARED_MEMORY), _I64(number), _I64(0))
+        self._call("numbridge_races_watch", *given, result=_I64)
 
     def _note(self, pointer: Any, kind: Any, did: int, value: Any = None) -> None:
         if _is_variable(pointer):
@@ -155,6 +146,23 @@ def _size(kind: Any) -> int:
     return _SIZES.get(type(kind), 8)
 
 
+def _number(context: Any, dtype: Any) -> int:
+    """Return the bytes of each number of an element: 1 for records, and 0 for those whose fields overlap."""
+    if isinstance(dtype, types.Record):
+        ends = 0
+        for offset, size in sorted(
+            (field.offset, context.get_abi_sizeof(context.get_data_type(field.type))) for field in dtype.fields.values()
+        ):
+            if offset < ends:
+                return 0
+            ends = offset + size
+        return 1
+    kind = context.get_data_type(dtype)
+    while isinstance(kind, ir.types.Aggregate):
+        kind = kind.elements[0] if isinstance(kind, ir.BaseStructType) else kind.element
+    return _size(kind)
+
+
 @contextmanager
 def noting(filename: str, *, by_turns: bool) -> Iterator[None]:
     """Have what functions of a generated file do to memory noted, while Numba compiles them.
@@ -197,10 +205,11 @@ def _watch(typing_context: Any, array: Any, parameter: Any) -> Any:
             is_up = builder.icmp_signed(">", stride, _I64(0))
             high = builder.select(is_up, builder.add(high, reach), high)
             low = builder.select(is_up, low, builder.add(low, reach))
+        number = _number(context, array.dtype)
         with builder.if_then(builder.icmp_signed(">", view.nitems, _I64(0))):
-            kind = ir.FunctionType(_I64, [_I64] * 4)
+            kind = ir.FunctionType(_I64, [_I64] * 5)
             function = cgutils.get_or_insert_function(builder.module, kind, "numbridge_races_watch")
-            row = builder.call(function, [low, high, arguments[1], _I64(array.ndim)])
+            row = builder.call(function, [low, high, arguments[1], _I64(number), _I64(array.ndim)])
             with builder.if_then(builder.icmp_signed("!=", row, _I64(0))):
                 for first, values in ((at.ROW_SHAPE, shape), (at.ROW_STRIDES, strides)):
                     for k, value in enumerate(values[: at.ROW_MOST_DIMS], first):
@@ -216,7 +225,7 @@ _end = external("numbridge_races_end", types.int64, types.int64)
 # What the loops around a body call that checks.
 NAMES: dict[str, Any] = {
     "_nb_next_thread": external("numbridge_races_thread", types.void),
-    "_nb_next_block": external("numbridge_races_block", types.void, types.int64, types.int64),
+    "_nb_next_block": external("numbridge_races_block", types.void, *[types.int64] * 3),
     "_nb_thread_of_block": external("numbridge_races_of_block", types.void, types.int64),
 }
 

@@ -9,6 +9,7 @@ ordered, and what lanes do on two sides of an operation of their warp.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,6 +54,13 @@ def load_accesses() -> None:
     add_symbol("numbridge_races", STATE.ctypes.data)
     compiled, _ = compiled_or_stored(digest("accesses", machine_fingerprint()), _compile)
     load(compiled)
+    if hasattr(os, "register_at_fork"):
+        # What another thread was checking does not go on in the child, where nobody would let the next check begin.
+        os.register_at_fork(after_in_child=_let_begin)
+
+
+def _let_begin() -> None:
+    STATE[at.CHECK_LOCK] = 0
 
 
 def place_of(symbol: str) -> int:
@@ -67,12 +75,19 @@ def remember(symbol: str, name: str, parameters: Iterable[str], origin: Callable
 
 def raced(kernels: Iterable[Kernel]) -> NumbridgeError | None:
     """Return the error of the one of some kernels in which threads have raced, or None if there is none."""
-    words = dict(enumerate(STATE[at.CHECK_TOLD :].tolist(), at.RACE_PROGRAM))
-    STATE[at.CHECK_TOLD] = 0
-    known = _programs.get(words[at.RACE_PROGRAM])
-    if known is None or known[0] not in {kernel.name for kernel in kernels}:
-        return None
-    name, parameters, origin = known
+    names = {kernel.name for kernel in kernels}
+    for told in range(at.CHECK_TOLD, at.CHECK_WORDS, at.RACE_WORDS):
+        words = dict(enumerate(STATE[told : told + at.RACE_WORDS].tolist(), at.RACE_PROGRAM))
+        known = _programs.get(words[at.RACE_PROGRAM])
+        if known is not None and known[0] in names:
+            STATE[told] = 0
+            return _error(words, *known)
+    return None
+
+
+def _error(
+    words: dict[int, int], name: str, parameters: tuple[str, ...], origin: Callable[[int], str | None]
+) -> NumbridgeError:
     if lacking := words[at.RACE_LACKING]:
         return KernelError(
             f"kernel {name!r}: there is no memory for {lacking} bytes, in which the check for data races notes what threads do "

@@ -3,8 +3,9 @@
 The launch runs its threads in turn, so that nothing here is done by two at once. Each element that is touched has an entry in a
 table, which is found by its address; there stand the last threads that have read it, stored into it and changed it atomically,
 with what they had waited for. Two threads are ordered if they belong to one block and have waited for it a different number of
-times, or to one warp and have waited for lanes a different number of times. Elements are what is loaded or stored at once: of
-vectors, matrices and complex numbers each component.
+times, or to one warp and the later one knows that the wait for lanes which followed is over: because it waited with that lane,
+or with one that knew (these are vector clocks, within a warp). Elements are what is loaded or stored at once: of vectors,
+matrices and complex numbers each component. Where numbers of different sizes overlap, they are the bytes.
 
 Of those that read an element two are kept, the last one and the farthest from it: of another block, if there is any, or of
 another warp that has waited for the block as often. That is enough to find one that a thread is not ordered with, if there is
@@ -38,11 +39,11 @@ let_others_run = external("sched_yield", types.int32)
 
 EXPORTS = {
     "numbridge_races_begin": ("begin", "int64(int64, int64, int64)"),
-    "numbridge_races_watch": ("watch", "int64(int64, int64, int64, int64)"),
+    "numbridge_races_watch": ("watch", "int64(int64, int64, int64, int64, int64)"),
     "numbridge_races_thread": ("thread", "void()"),
-    "numbridge_races_block": ("block", "void(int64, int64)"),
+    "numbridge_races_block": ("block", "void(int64, int64, int64)"),
     "numbridge_races_of_block": ("of_block", "void(int64)"),
-    "numbridge_races_resume": ("resume", "void(int64, int64)"),
+    "numbridge_races_resume": ("resume", "void(int64, int64, int64)"),
     "numbridge_races_forget": ("forget", "void()"),
     "numbridge_races_touch": ("touch", "void(int64, int64, int64, int64, int64)"),
     "numbridge_races_end": ("end", "int64(int64)"),
@@ -89,6 +90,9 @@ def begin(program, geometry, rank):
     put(at.CHECK_ROW_COUNT, 0)
     put(at.CHECK_ROW_ROOM, FIRST_RANGES)
     put(at.CHECK_ROWS, clear_allocate(FIRST_RANGES, 8 * at.ROW_WORDS))
+    put(at.CHECK_CLOCKS, 0)
+    put(at.CHECK_GRIDS, 0)
+    put(at.CHECK_BYTES, 0)
     put(at.RACE_PROGRAM, 0)
     put(at.RACE_LACKING, 0)
     if word(at.CHECK_TABLE) == 0 or word(at.CHECK_ROWS) == 0:
@@ -105,10 +109,17 @@ def lacks(size):
 
 
 @native
-def watch(low, high, parameter, ndim):
-    """Have memory watched, that of a parameter or of a block; return where its row lies, or 0."""
+def watch(low, high, parameter, number, ndim):
+    """Have memory watched, that of a parameter or of a block, with numbers of a size; return where its row lies, or 0."""
     count = word(at.CHECK_ROW_COUNT)
     rows, size = word(at.CHECK_ROWS), 8 * at.ROW_WORDS
+    for k in range(count):
+        row = rows + k * size
+        overlaps = load_i64(row, 8 * at.ROW_LOW) < high and low < load_i64(row, 8 * at.ROW_HIGH)
+        if overlaps and load_i64(row, 8 * at.ROW_NUMBER) != number:
+            put(at.CHECK_BYTES, 1)
+    if number == 0:
+        put(at.CHECK_BYTES, 1)
     if parameter == at.IN_SHARED_MEMORY:
         for k in range(count):
             if load_i64(rows + k * size, 8 * at.ROW_LOW) == low and load_i64(rows + k * size, 8 * at.ROW_HIGH) == high:
@@ -128,6 +139,7 @@ def watch(low, high, parameter, ndim):
     store_i64(row, 8 * at.ROW_LOW, low)
     store_i64(row, 8 * at.ROW_HIGH, high)
     store_i64(row, 8 * at.ROW_PARAMETER, parameter)
+    store_i64(row, 8 * at.ROW_NUMBER, number)
     store_i64(row, 8 * at.ROW_NDIM, ndim)
     put(at.CHECK_ROW_COUNT, count + 1)
     return row
@@ -140,11 +152,23 @@ def thread():
 
 
 @native
-def block(number, size):
-    """Say that a block begins: it has its shared memory for itself."""
+def block(number, size, together):
+    """Say that a block begins, one of so many that run at once: if it is the only one, in the memory of the one before."""
     put(at.CHECK_BLOCK, number)
     put(at.CHECK_BLOCK_SIZE, size)
-    put(at.CHECK_SHARED_GENERATION, word(at.CHECK_SHARED_GENERATION) + 1)
+    if together == 1:
+        put(at.CHECK_SHARED_GENERATION, word(at.CHECK_SHARED_GENERATION) + 1)
+    if word(at.CHECK_CLOCKS) == 0:
+        put(at.CHECK_CLOCKS, clear_allocate(size * together, 8 * at.CLOCK_WORDS))
+        put(at.CHECK_CLOCK_COUNT, size * together)
+        if word(at.CHECK_CLOCKS) == 0:
+            lacks(size * together * 8 * at.CLOCK_WORDS)
+
+
+@native
+def clock_of(number):
+    """Return where a thread of a block has its clock."""
+    return word(at.CHECK_CLOCKS) + number % word(at.CHECK_CLOCK_COUNT) * 8 * at.CLOCK_WORDS
 
 
 @native
@@ -152,13 +176,33 @@ def of_block(place):
     """Say which thread of the block begins."""
     put(at.CHECK_THREAD, word(at.CHECK_BLOCK) * word(at.CHECK_BLOCK_SIZE) + place)
     put(at.CHECK_EPOCH, 0)
+    if word(at.CHECK_CLOCKS) != 0:
+        clock = clock_of(word(at.CHECK_THREAD))
+        for k in range(at.CLOCK_WORDS):
+            store_i64(clock, 8 * k, 0)
 
 
 @native
-def resume(number, epoch):
-    """Say which thread goes on."""
-    put(at.CHECK_THREAD, number)
-    put(at.CHECK_EPOCH, epoch)
+def lane_of(number):
+    """Return which lane of its warp a thread is."""
+    return number % word(at.CHECK_BLOCK_SIZE) % nb.WARP_SIZE
+
+
+@native
+def learn(clock, own, group):
+    """Have a lane know what those of a group know, with which it has waited."""
+    waits = load_i64(clock, 8 * own)
+    for lane in range(nb.WARP_SIZE):
+        if (group >> lane) & 1 != 0 and lane != own:
+            other = clock + (lane - own) * 8 * at.CLOCK_WORDS
+            for k in range(nb.WARP_SIZE):
+                # Lanes go on in the order of their numbers: those behind this one have not counted their wait yet.
+                known = load_i64(other, 8 * k) + (1 if k == lane and lane > own else 0)
+                store_i64(clock, 8 * k, max(known, load_i64(clock, 8 * k)))
+            if lane < own:
+                # The first one of them has learnt it from all already.
+                break
+    store_i64(clock, 8 * own, waits + 1)
 
 
 @native
@@ -166,6 +210,31 @@ def forget():
     """Take all that was done for ordered with what comes."""
     put(at.CHECK_GENERATION, word(at.CHECK_GENERATION) + 1)
     put(at.CHECK_SHARED_GENERATION, word(at.CHECK_SHARED_GENERATION) + 1)
+
+
+@native
+def resume(number, waited, group):
+    """Say which thread goes on, after it has waited for something; if for lanes, with which."""
+    put(at.CHECK_THREAD, number)
+    if word(at.CHECK_CLOCKS) == 0:
+        return
+    clock, own = clock_of(number), lane_of(number)
+    if waited == nb.WAITS_FOR_LANES:
+        learn(clock, own, group)
+    elif waited == nb.WAITS_FOR_BLOCK:
+        for k in range(nb.WARP_SIZE):
+            store_i64(clock, 8 * k, 0)
+        store_i64(clock, 8 * at.CLOCK_BLOCK, load_i64(clock, 8 * at.CLOCK_BLOCK) + 1)
+    elif waited == nb.WAITS_FOR_TURN:
+        forget()
+    elif waited == nb.WAITS_FOR_GRID:
+        waits = load_i64(clock, 8 * at.CLOCK_GRID) + 1
+        store_i64(clock, 8 * at.CLOCK_GRID, waits)
+        # The first one that goes on finds what was done before the wait; the others also what was done after it.
+        if waits > word(at.CHECK_GRIDS):
+            put(at.CHECK_GRIDS, waits)
+            forget()
+    put(at.CHECK_EPOCH, load_i64(clock, 8 * at.CLOCK_BLOCK) << at.LANES_BITS | load_i64(clock, 8 * own) << at.LINE_BITS)
 
 
 @native
@@ -249,7 +318,10 @@ def meets(entry, slot):
     if (how ^ epoch) >> at.LANES_BITS != 0:
         return False
     size = word(at.CHECK_BLOCK_SIZE)
-    return who % size // nb.WARP_SIZE != own % size // nb.WARP_SIZE or (how ^ epoch) >> at.LINE_BITS == 0
+    if who % size // nb.WARP_SIZE != own % size // nb.WARP_SIZE:
+        return True
+    waits = (how >> at.LINE_BITS) & ((1 << (at.LANES_BITS - at.LINE_BITS)) - 1)
+    return load_i64(clock_of(own), 8 * lane_of(who)) <= waits
 
 
 @native
@@ -302,9 +374,41 @@ def is_of_both(entry, first, line):
 
 
 @native
-def report(entry, slot, did, now, line, row, address):
+def lies_in(row, address):
+    """Tell whether an address belongs to an element of what is watched, and not to what lies between two of them."""
+    low, count = load_i64(row, 8 * at.ROW_LOW), load_i64(row, 8 * at.ROW_NDIM)
+    rest, itemsize = address - low, load_i64(row, 8 * at.ROW_HIGH) - low
+    if rest < 0 or rest >= itemsize or count > at.ROW_MOST_DIMS:
+        return 0 <= rest < itemsize
+    for k in range(count):
+        extent = load_i64(row, 8 * (at.ROW_SHAPE + k))
+        itemsize -= abs(load_i64(row, 8 * (at.ROW_STRIDES + k))) * (extent - 1)
+    # The longest strides first, which are each shorter than the one before.
+    bound = rest + 1
+    while bound > 0:
+        longest = 0
+        for k in range(count):
+            stride = abs(load_i64(row, 8 * (at.ROW_STRIDES + k)))
+            if longest < stride < bound:
+                longest = stride
+        most = 0
+        for k in range(count):
+            if abs(load_i64(row, 8 * (at.ROW_STRIDES + k))) == longest:
+                most += load_i64(row, 8 * (at.ROW_SHAPE + k)) - 1
+        if longest > 0:
+            rest -= min(rest // longest, most) * longest
+        bound = longest
+    return rest < itemsize
+
+
+@native
+def report(entry, slot, did, now, line, address):
     """Write down that the thread that runs meets the one in a slot."""
-    first, size = load_i64(entry, slot) - 1, 8 * at.ROW_WORDS
+    first, size, row = load_i64(entry, slot) - 1, 8 * at.ROW_WORDS, row_of(address)
+    for k in range(word(at.CHECK_ROW_COUNT)):
+        if lies_in(word(at.CHECK_ROWS) + k * size, address):
+            row = word(at.CHECK_ROWS) + k * size
+            break
     put(at.RACE_FIRST, first)
     put(at.RACE_FIRST_DID, did)
     put(at.RACE_FIRST_LINE, load_i64(entry, slot + 8) & ((1 << at.LINE_BITS) - 1))
@@ -320,7 +424,7 @@ def report(entry, slot, did, now, line, row, address):
     put(at.RACE_ALSO, at.IN_SHARED_MEMORY)
     for k in range(word(at.CHECK_ROW_COUNT)):
         other = word(at.CHECK_ROWS) + k * size
-        if other != row and load_i64(other, 8 * at.ROW_LOW) <= address and address < load_i64(other, 8 * at.ROW_HIGH):
+        if other != row and lies_in(other, address):
             put(at.RACE_ALSO, load_i64(other, 8 * at.ROW_PARAMETER))
     for k in range(at.ROW_WORDS):
         put(at.RACE_ROW + k, load_i64(row, 8 * k))
@@ -340,8 +444,8 @@ def held(address, size):
 
 
 @native
-def touch(address, size, did, line, bits):
-    """Note what the thread that runs does to an element; of a store, that it stores these bits, unless it is of no known size."""
+def touch_element(address, size, did, line, bits):
+    """Note what the thread that runs does to an element."""
     if word(at.RACE_PROGRAM) != 0:
         return
     row = row_of(address)
@@ -360,13 +464,13 @@ def touch(address, size, did, line, bits):
     same = met(entry, at.ELEMENT_SAME) if now == at.CHANGES or now == at.CHANGES_ATOMICALLY else 0
     atomic = met(entry, at.ELEMENT_ATOMIC) if now != at.CHANGES_ATOMICALLY else 0
     if change != 0:
-        report(entry, change, at.CHANGES, now, line, row, address)
+        report(entry, change, at.CHANGES, now, line, address)
     elif same != 0:
-        report(entry, same, at.STORES_THE_SAME, now, line, row, address)
+        report(entry, same, at.STORES_THE_SAME, now, line, address)
     elif read != 0:
-        report(entry, read, at.READS, now, line, row, address)
+        report(entry, read, at.READS, now, line, address)
     elif atomic != 0:
-        report(entry, atomic, at.CHANGES_ATOMICALLY, now, line, row, address)
+        report(entry, atomic, at.CHANGES_ATOMICALLY, now, line, address)
     if now == at.READS:
         note_also(entry, at.ELEMENT_READ, line)
     elif now == at.STORES_THE_SAME:
@@ -378,15 +482,29 @@ def touch(address, size, did, line, bits):
 
 
 @native
+def touch(address, size, did, line, bits):
+    """Note what the thread that runs does to a number; of a store, that it stores these bits, unless it is of no known size."""
+    if word(at.CHECK_BYTES) != 0 and size > 1:
+        for k in range(size):
+            touch_element(address + k, 1, did, line, (bits >> 8 * k) & 255)
+    else:
+        touch_element(address, size, did, line, bits)
+
+
+@native
 def end(failed):
     """End the check, and let another begin; return how the launch has ended: 1 if something was found."""
     found = word(at.RACE_PROGRAM)
-    if found != 0 and word(at.CHECK_TOLD) == 0:
-        # Kept until somebody asks, which may be when another launch is checked.
-        for k in range(at.RACE_PROGRAM + 1, at.CHECK_TOLD):
-            put(at.CHECK_TOLD + k - at.RACE_PROGRAM, word(k))
-        put(at.CHECK_TOLD, found)
+    if found != 0:
+        # Kept until somebody asks, which may be when other launches are checked.
+        told = at.CHECK_TOLD
+        while word(told) != 0 and told + at.RACE_WORDS < at.CHECK_WORDS:
+            told += at.RACE_WORDS
+        for k in range(1, at.RACE_WORDS):
+            put(told + k, word(at.RACE_PROGRAM + k))
+        put(told, found)
     free(word(at.CHECK_TABLE))
     free(word(at.CHECK_ROWS))
+    free(word(at.CHECK_CLOCKS))
     exchange_i64(state(), 8 * at.CHECK_LOCK, 0)
     return 1 if found != 0 else failed

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -300,6 +301,28 @@ def of_tuples(pair, index):
     b[index[i]] = a[i]
 
 
+@checked
+def of_halves(x, halves, y):
+    i = nb.tid()
+    if i == 0:
+        x[2] += 1.5
+    else:
+        y[i] = halves[5]
+
+
+@checked
+def of_a_union(r, y):
+    i = nb.tid()
+    if i == 0:
+        r[1].whole += 1.5
+    else:
+        y[i] = r[1].half
+
+
+UNION = np.dtype({"names": ["whole", "half"], "formats": ["f8", "f4"], "offsets": [0, 4], "itemsize": 8})
+EVERY_OTHER = np.arange(8.0).reshape(4, 2).T
+WHOLE = np.zeros(4)
+COLUMNS = np.arange(12.0).reshape(4, 3)
 RECORD = np.dtype([("a", np.float32), ("b", np.int64), ("c", np.float64, (2,))])
 LARGE = np.dtype([("a", np.float32, (40,)), ("b", np.int64)])
 ONCE, TWICE = np.array([0, 1, 2, 3]), np.array([0, 1, 2, 1])
@@ -375,6 +398,16 @@ def records(dtype: Any) -> Any:
         (of_records, 4, [np.zeros(4, RECORD), records(RECORD), TWICE], "store different values into r[1];", 1),
         (of_records, 4, [np.zeros(4, LARGE), records(LARGE), TWICE], "store different values into r[1];", 1),
         (of_tuples, 4, [(np.arange(4.0), np.zeros(4)), TWICE], "store different values into pair[1][1];", 1),
+        (scatter, 4, [EVERY_OTHER[0], TWICE, EVERY_OTHER[1]], "store different values into y[1];", 1),
+        (scatter, 4, [COLUMNS[:, 0], TWICE, COLUMNS[::-1, 1]], "store different values into y[1];", 1),
+        (
+            of_halves,
+            2,
+            [WHOLE, WHOLE.view(np.float32), np.zeros(2)],
+            "stores into x[2], which overlaps halves, and thread 1 reads it;",
+            2,
+        ),
+        (of_a_union, 2, [np.zeros(2, UNION), np.zeros(2)], "stores into r[1], and thread 1 reads it;", 2),
     ],
 )
 def test_a_race_is_told_with_its_element(kernel, dims, arrays, text, lines):
@@ -545,6 +578,74 @@ def test_a_missing_barrier_is_told():
 
 
 @checked
+def in_part_of_a_warp(out, waits):
+    s = cuda.shared.array(32, np.int64)
+    t = cuda.threadIdx.x
+    if t < 16:
+        cuda.syncwarp(0xFFFF)
+        s[t] = t + 1
+    if waits:
+        cuda.syncwarp()
+    if t >= 16:
+        out[t] = s[t - 16]
+
+
+@checked
+def from_lane_to_lane(a, last):
+    t = cuda.threadIdx.x
+    if t == 0:
+        a[0] = 5
+    if t < 2:
+        cuda.syncwarp(0b11)
+    if 0 < t <= last:
+        cuda.syncwarp(0b110)
+    if t == 2:
+        a[1] = a[0]
+
+
+def test_lanes_are_ordered_with_those_that_they_have_waited_with():
+    out, a = np.zeros(32, int), np.zeros(2, int)
+    in_part_of_a_warp[1, 32](out, True)
+    from_lane_to_lane[1, 32](a, 2)
+    assert (out[16:].tolist(), a.tolist()) == (list(range(1, 17)), [5, 5])
+    with pytest.raises(nb.DataRaceError, match=r"thread 16 of block 0 reads .* thread 0 of block 0 stores into it"):
+        in_part_of_a_warp[1, 32](out, False)
+    with pytest.raises(
+        nb.DataRaceError, match=r"thread 0 of block 0 stores into a\[0\], and thread 2 of block 0 reads it"
+    ):
+        skipping_a_lane[1, 32](np.zeros(2, int))
+
+
+@checked
+def skipping_a_lane(a):
+    t = cuda.threadIdx.x
+    if t == 0:
+        a[0] = 5
+    if t < 2:
+        cuda.syncwarp(0b11)
+    if t == 2:
+        cuda.activemask()
+        a[1] = a[0]
+
+
+@checked
+def after_the_grid(a, b):
+    i = cuda.grid(1)
+    b[i] = i
+    cuda.cg.this_grid().sync()
+    a[b[i] // 3] = i
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_what_comes_after_a_wait_for_the_grid_is_checked(blocks):
+    n = 4 * blocks
+    with pytest.raises(
+        nb.DataRaceError, match=r"threads 0 of block 0 and 1 of block 0 store different values into a\[0\]"
+    ):
+        after_the_grid[blocks, 4](np.ones(n), np.zeros(n, int))
+
+
+@checked
 def raising(x, y):
     i = nb.tid()
     if x[i] > 2:
@@ -556,6 +657,42 @@ def test_a_launch_that_raises_lets_others_be_checked():
     with pytest.raises(nb.KernelError, match="ValueError: too large"):
         nb.launch(raising, 4, [np.arange(4.0), np.zeros(4)])
     nb.launch(raising, 2, [np.arange(4.0), np.zeros(4)])
+
+
+@nb.kernel(check_races=True, check_bounds=True)
+def failing(x, index, y, how):
+    i = nb.tid()
+    y[index[i]] = x[i]
+    if i == 3 and how == 1:
+        y[x.shape[0]] = 1.0
+    if i == 3 and how == 2:
+        raise ValueError("too many")
+
+
+def test_a_race_that_was_not_told_is_forgotten():
+    with pytest.raises(IndexError, match="index 4 is out of range"):
+        nb.launch(failing, 4, [np.arange(4.0), TWICE, np.zeros(4), 1])
+    with pytest.raises(nb.KernelError, match="ValueError: too many"):
+        nb.launch(failing, 4, [np.arange(4.0), ONCE, np.zeros(4), 2])
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="needs fork")
+def test_a_forked_process_can_check():
+    from numbridge.kernels.cpu_backend.races import STATE
+    from numbridge.kernels.native.access_layout import CHECK_LOCK
+
+    nb.launch(scatter, 4, [np.arange(4.0), ONCE, np.zeros(4)])
+    with warnings.catch_warnings():
+        # Python warns of a fork where there are several threads, as here.
+        warnings.simplefilter("ignore")
+        STATE[CHECK_LOCK] = 1  # as if another thread were checking a launch
+        try:
+            child = os.fork()
+            if child == 0:
+                os._exit(int(STATE[CHECK_LOCK]))
+        finally:
+            STATE[CHECK_LOCK] = 0
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_launches_of_several_threads_are_checked_in_turn():
@@ -571,6 +708,9 @@ def test_launches_of_several_threads_are_checked_in_turn():
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(many, [ONCE, ONCE, TWICE, ONCE]))
     assert [len(raced) for raced in found] == [0, 0, 30, 0]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(many, [TWICE] * 4))
+    assert [len(raced) for raced in found] == [30] * 4
 
 
 def test_a_table_that_has_to_grow():

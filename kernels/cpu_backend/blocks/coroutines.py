@@ -184,7 +184,7 @@ def _wait(builder: Any, record: Any, waits: int, mask: Any, given: Any) -> None:
         builder.store(value, _place(builder, record, offset))
     _suspend(builder)
     if isinstance(builder, NotingBuilder):
-        builder.resume_coroutine(waits)
+        builder.resume_coroutine(waits, _place(builder, record, nb.THREAD_GROUP))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ def shared(typing_context: Any, crew: Any, place: Any, given: Any, shape: Any, d
         with builder.if_then(builder.icmp_unsigned("==", address, _I64(0)), likely=False):
             context.call_conv.return_user_exc(builder, MemoryError, ("shared memory",))
         if isinstance(builder, NotingBuilder):
-            builder.watch_shared(address, _I64(size))
+            builder.watch_shared(address, _I64(size), kind.dtype)
         memory = builder.inttoptr(address, _POINTER)
         return array_at(context, builder, kind, memory, [_I64(extent) for extent in extents])
 
@@ -492,7 +492,7 @@ def dynamic(typing_context: Any, crew: Any, dtype: Any) -> Any:
             builder.load(_place(builder, arguments[0], at)) for at in (nb.CREW_DYNAMIC, nb.CREW_DYNAMIC_SIZE)
         )
         if isinstance(builder, NotingBuilder):
-            builder.watch_shared(address, size)
+            builder.watch_shared(address, size, kind.dtype)
         memory = builder.inttoptr(address, _POINTER)
         return array_at(context, builder, kind, memory, [builder.udiv(size, _I64(itemsize))])
 

@@ -125,7 +125,7 @@ def block_source(
         f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
         "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
         *(_copies(added) if added else ()),
-        *_runs(whole, _threads(emitted, names, rank), rank, dynamic, in_grid=in_grid),
+        *_runs(whole, _threads(emitted, names, rank, in_grid=in_grid), rank, dynamic, in_grid=in_grid),
     ]
     if added:
         lines[-1:] = [*_added_copies(added), lines[-1]]
@@ -225,9 +225,10 @@ def _together(threads: list[str], dynamic: str) -> list[str]:
     ]
 
 
-def _threads(emitted: Emitted, names: Sequence[str], rank: int) -> list[str]:
+def _threads(emitted: Emitted, names: Sequence[str], rank: int, *, in_grid: bool) -> list[str]:
     """Return the lines that start the threads of a block, each up to where it first waits."""
-    noted = [f"_nb_next_block({NOW}, _nb_b0 * _nb_b1 * _nb_b2)"] if emitted.checks_races else []
+    together = "_nb_blocks" if in_grid else "1"
+    noted = [f"_nb_next_block({NOW}, _nb_b0 * _nb_b1 * _nb_b2, {together})"] if emitted.checks_races else []
     return [
         *_PLACE,
         *noted,
