@@ -531,9 +531,9 @@ def kernel(
     check_races : bool, optional
         Whether a launch on the CPU runs its threads one after the other, notes what each does to elements of arrays and of
         shared memory, and ends with a `DataRaceError` that shows where two threads do what nothing orders: one stores into an
-        element that another reads, or they store different values. The arrays are written then. It takes some 0.5 µs for each
-        access and 300 bytes for each element that is touched, and is for debugging. By default as `nb.config` says, which is
-        not to. On CUDA, and in derivatives, nothing is checked.
+        element that another reads, or they store different values. The arrays are written then. It takes about 1 µs for each
+        access and up to 500 bytes for each element that is touched, and is for debugging. By default as `nb.config` says, which
+        is not to. On CUDA, and in derivatives, nothing is checked.
     simd : bool, optional
         On the CPU, whether neighbouring threads of a kernel with loops, and of its derivatives, run their trips together in
         the lanes of SIMD instructions. By default they do where that is faster; True is wherever it is possible, False is never.
