@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,11 +41,12 @@ class Body:
 _Entered = TypeVar("_Entered", bound=Callable[..., Body | None])
 
 
-def built(function: Any) -> Callable[[_Entered], _Entered]:
+def built(function: Any, known: Collection[str] = ()) -> Callable[[_Entered], _Entered]:
     """Return a decorator that enters what a function does in compiled code.
 
     What is decorated takes the Numba types of the operands under the names of the function's parameters, and returns a `Body`,
-    or None where there is none.
+    or None where there is none. What it does may depend on the values of those operands that are `known`, if they are
+    constants.
     """
 
     def enter(body_of: _Entered) -> _Entered:
@@ -60,9 +61,15 @@ def built(function: Any) -> Callable[[_Entered], _Entered]:
             body = body_of(*kinds)
             if body is None:
                 return None
-            taken = (
-                (types.StarArgTuple.from_types(kinds),) if starred else tuple(types.unliteral(kind) for kind in kinds)
-            )
+            if starred:
+                taken: tuple[Any, ...] = (types.StarArgTuple.from_types(kinds),)
+            else:
+                pairs = zip(signature.parameters, kinds, strict=True)
+                # Numba takes two calls with the same types for calls of the same code. The name of a field is no value.
+                taken = tuple(
+                    kind if name in known or isinstance(kind, types.StringLiteral) else types.unliteral(kind)
+                    for name, kind in pairs
+                )
             tree = parsed(body.text).body[0]
             assert isinstance(tree, ast.FunctionDef)
             text = Text(tree, taken, body.names, typing_context=typing_context)

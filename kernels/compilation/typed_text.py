@@ -388,6 +388,8 @@ class Text:
                 return self._number(value)
             case ast.Name(name):
                 return self._name(name)
+            case ast.Attribute(ast.Name(name), attribute) if name in self._types:
+                return self._part(self._name(name), attribute)
             case ast.Attribute():
                 return self._global(self._object(node))
             case ast.Tuple(parts):
@@ -465,6 +467,19 @@ class Text:
             return frame.context.make_tuple(frame.builder, kind, values)
 
         return Expression(kind, build)
+
+    def _part(self, owner: Expression, attribute: str) -> Expression:
+        """Return a field of a record, or a part of an element."""
+        kind = types.unliteral(owner.type)
+        found = self._context.resolve_getattr(kind, attribute)
+        if found is None or isinstance(found, types.Callable | types.Module):
+            raise UnknownError
+
+        def build(frame: Frame) -> Any:
+            read = frame.context.get_getattr(kind, attribute)
+            return read(frame.context, frame.builder, kind, owner.build(frame), attribute)
+
+        return Expression(found, build)
 
     def _extent(self, array: Expression, axis: int) -> Expression:
         kind = array.type

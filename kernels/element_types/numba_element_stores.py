@@ -6,18 +6,19 @@ array, which is then written in place. Importing this module imports Numba, so o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from numba import types
 from numba.core.errors import TypingError
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 
 from numbridge.kernels.compilation.built_calls import Body, built
 from numbridge.kernels.element_types.elements import OF_CONSTANTS, ElementType, beyond, component, sliced, vector
 from numbridge.kernels.element_types.numba_element_memory import scalars_of
-from numbridge.kernels.element_types.numba_elements import NumbaElement, at, place_of, with_component, wrap
+from numbridge.kernels.element_types.numba_elements import NumbaElement, at, maker, place_of, with_component, wrap
 from numbridge.kernels.element_types.numba_records import ReadOnlyRecord
 from numbridge.kernels.language.element_stores import PARTS, sliced_by
 
@@ -58,6 +59,8 @@ def put_back(target: Any, index: Any, value: Any) -> Any:
 def _replaced(target: Any, index: Any, value: Any) -> Body | None:
     if isinstance(target, types.Buffer):
         return Body("def implementation(target, index, value):\n    target[index] = value\n    return target", {})
+    if isinstance(target, types.Record) and isinstance(index, types.StringLiteral):
+        return _in_record("target, index, value", target, index.literal_value)
     if not isinstance(target, NumbaElement):
         return None
     element = target.element
@@ -89,13 +92,31 @@ def _view(target: Any) -> Body:
     return Body("def implementation(target): return target", {})
 
 
-@_overload(replaced)
-def _replaced_in_record(target: Any, index: Any, value: Any) -> Any:
-    if not isinstance(target, types.Record) or not isinstance(index, types.StringLiteral):
-        return None
+@functools.cache
+def _with_field(name: str) -> Any:
+    """Return a compiled function that stores into a field of a record, and returns the record."""
+
+    @intrinsic
+    def with_field(typing_context: Any, target: Any, value: Any) -> Any:
+        found = typing_context.resolve_setattr(target, name, value)
+        if found is None:
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            context.get_setattr(name, found)(builder, arguments)
+            return arguments[0]
+
+        return target(target, found.args[1]), generate
+
+    return with_field
+
+
+def _in_record(parameters: str, target: Any, name: str) -> Body:
+    """Return what stores into a field of a record."""
     _refuse_read_only(target)
-    field = f"target[{index.literal_value!r}]"
-    return _made(f"def implementation(target, index, value):\n    {field} = value\n    return target", {})
+    return Body(
+        f"def implementation({parameters}): return with_field(target, value)", {"with_field": _with_field(name)}
+    )
 
 
 def _refuse_read_only(target: Any) -> None:
@@ -112,9 +133,6 @@ def _put_back(target: Any, index: Any, value: Any) -> Body | None:
     return _replaced(target, index, value)
 
 
-_overload(put_back)(_replaced_in_record)
-
-
 def put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
     """Marker: `target` with what a way of names and indices leads to replaced, and nothing else of it.
 
@@ -124,15 +142,16 @@ def put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
     raise NotImplementedError
 
 
-@_overload(put_part)
-def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
+@built(put_part, known=("way", "steps"))
+def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Body | None:
     if not isinstance(way, types.StringLiteral):
         return None  # Numba comes back with the literal
     start = _through_tuples(Way("target", target, way.literal_value.split(","), steps_of(steps)))
     is_slice = len(start.names) == 1 and sliced_by(start.names[0]) is not None
     if is_slice and isinstance(start.type, types.Buffer):
-        store = f"{start.text}[{start.names[0].replace('/', ', ')}] = value"
-        return _made(f"def implementation(target, way, steps, value):\n    {store}\n    return target", {})
+        parts = [_slice_call(part, axis) for axis, part in enumerate(start.names[0].split("/"))]
+        lines = [f"    array = {start.text}", f"    array[{', '.join(parts)}] = value", "    return target"]
+        return Body("\n".join(["def implementation(target, way, steps, value):", *lines]), {})
     if is_slice and not isinstance(start.type, NumbaElement):
         return None
     found = part_at(start)
@@ -157,7 +176,72 @@ def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
         lines.append(f"    whole = scalars_of({start.text})")
         lines += [f"    whole[({index}first + {k},)] = {part}" for k, part in zip(places, parts, strict=True)]
     names = {"scalars_of": scalars_of, "wrap": wrap, "at": at, "set": with_component}
-    return _made("\n".join([*lines, "    return target"]), names)
+    return Body("\n".join([*lines, "    return target"]), names)
+
+
+def _slice_call(part: str, axis: int) -> str:
+    """Return an index of an array's axis without colons, which `built` text does not know, if there is such a one."""
+    start, colon, rest = part.partition(":")
+    stop, _, step = rest.partition(":")
+    if not colon or step.startswith("-"):
+        return part
+    bounds = [start or "0", stop or f"array.shape[{axis}]", *([step] if step else [])]
+    return f"slice({', '.join(bounds)})"
+
+
+@_overload(put_part)
+def _put_part_of_record(target: Any, way: Any, steps: Any, value: Any) -> Any:
+    """Return what stores into fields of records, among others, which `built` text does not know."""
+    body = _put_part(target, way, steps, value)
+    return None if body is None else _made(body.text, dict(body.names))
+
+
+def load_part(target: Any, way: Any, steps: Any) -> Any:
+    """Marker: what a way leads to, as for `put_part`; of an element of an array, nothing else of it is loaded.
+
+    Optimised code loads no more anyway. This is for code that notes what is loaded.
+    """
+    raise NotImplementedError
+
+
+@built(load_part, known=("way", "steps"))
+def _load_part(target: Any, way: Any, steps: Any) -> Body | None:
+    if not isinstance(way, types.StringLiteral):
+        return None
+    head = "def implementation(target, way, steps):"
+    start = _through_tuples(Way("target", target, way.literal_value.split(","), steps_of(steps)))
+    is_element = isinstance(start.type, types.Array) and isinstance(start.type.dtype, NumbaElement)
+    found = part_at(start) if is_element and start.names else None
+    if found is None or (found.element is not None and found.element.family not in ("vector", "matrix")):
+        return _taken_by_steps(head, Way("target", target, way.literal_value.split(","), steps_of(steps)))
+    index = "".join(f"{text}, " for text in found.index)
+    count = 1 if found.element is None else found.element.count
+    parts = [f"whole[({index}first + {k},)]" for k in (range(count) if found.places is None else found.places)]
+    lines = [head, f"    first = {' + '.join(found.terms())}", f"    whole = scalars_of({start.text})"]
+    names: dict[str, Any] = {"scalars_of": scalars_of, "wrap": wrap}
+    if found.element is None:
+        return Body("\n".join([*lines, f"    return {parts[0]}"]), names)
+    lines.append(f"    return make({', '.join(parts)})")
+    return Body("\n".join(lines), names | {"make": maker(found.element)})
+
+
+def _taken_by_steps(head: str, way: Way) -> Body:
+    """Return what takes one step of a way after the other."""
+    lines, given = [head, "    owner0 = target"], iter(way.steps)
+    for k, name in enumerate(way.names):
+        read = f".{name}" if sliced_by(name) is None else f"[{name.replace('/', ', ')}]"
+        if name == "[]":
+            text, kind = next(given)
+            read = f"[{kind.literal_value if isinstance(kind, types.IntegerLiteral) else text}]"
+        lines.append(f"    owner{k + 1} = owner{k}{read}")
+    return Body("\n".join([*lines, f"    return owner{len(way.names)}"]), {})
+
+
+@_overload(load_part)
+def _load_part_of_others(target: Any, way: Any, steps: Any) -> Any:
+    """Return what takes steps that `built` text does not know."""
+    body = _load_part(target, way, steps)
+    return None if body is None else _made(body.text, dict(body.names))
 
 
 @dataclass(frozen=True)
@@ -312,7 +396,7 @@ def part_at(way: Way) -> ElementPart | None:
     return found if len(found.index) == ndim else None
 
 
-def _put_through(way: Way, target: Any) -> Any:
+def _put_through(way: Way, target: Any) -> Body | None:
     """Return an implementation of `put_part` for what is no element of an array: every owner on the way is replaced."""
     lines, back, number = [f"    owner0 = {way.text}"], [], 0
     for k, name in enumerate(way.names):
@@ -336,7 +420,7 @@ def _put_through(way: Way, target: Any) -> Any:
     lines += [f"    value{len(way.names)} = value", *reversed(back), f"    return {made}"]
     setters = {f"with_{name}": NAMES[f"_nb_with_{name}"] for name in way.names if name in PARTS}
     text = "\n".join(["def implementation(target, way, steps, value):", *lines])
-    return _made(text, {"replaced": replaced, "put_back": put_back, "put_part": put_part, **setters})
+    return Body(text, {"replaced": replaced, "put_back": put_back, "put_part": put_part, **setters})
 
 
 def _part_setter(name: str) -> Any:
@@ -346,6 +430,8 @@ def _part_setter(name: str) -> Any:
         raise NotImplementedError
 
     def generated(target: Any, value: Any) -> Body | None:
+        if isinstance(target, types.Record):
+            return _in_record("target, value", target, name)
         if isinstance(target, types.Buffer) and isinstance(value, types.Buffer):
             # A field of all records, as in p.x[i] = value: a view of memory that has been written already.
             return Body("def implementation(target, value): return target", {})
@@ -362,14 +448,7 @@ def _part_setter(name: str) -> Any:
         text = "\n".join(["def implementation(target, value):", *lines, "    return target"])
         return Body(text, {"set": with_component, "at": at})
 
-    def in_record(target: Any, value: Any) -> Any:
-        if not isinstance(target, types.Record):
-            return None
-        _refuse_read_only(target)
-        return _made(f"def implementation(target, value):\n    target.{name} = value\n    return target", {})
-
     built(with_part)(generated)
-    _overload(with_part)(in_record)
     return with_part
 
 
@@ -377,6 +456,7 @@ def _part_setter(name: str) -> Any:
 NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,
     "_nb_put_back": put_back,
+    "_nb_load_part": load_part,
     "_nb_put_part": put_part,
     "_nb_view": view,
     "_nb_wrap": wrap,

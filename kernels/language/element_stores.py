@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["PARTS", "StoreRewriter", "slice_text", "sliced_by"]
+__all__ = ["PARTS", "PartLoader", "StoreRewriter", "slice_text", "sliced_by"]
 
 PARTS = ("x", "y", "z", "w", "p", "q")
 
@@ -158,6 +158,55 @@ class StoreRewriter:
     def _name(self) -> str:
         self._count += 1
         return f"_nb_held{self._count}"
+
+
+class PartLoader(ast.NodeTransformer):
+    """Lets a rewritten function load components, rows and slices alone, ``a[i].x`` as ``_nb_load_part(a, "[],x", (i,))``.
+
+    Parameters
+    ----------
+    function : ast.FunctionDef
+        The function, whose own names are those of arrays and elements.
+    """
+
+    def __init__(self, function: ast.FunctionDef) -> None:
+        stored = (
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        )
+        self._own = {*stored, *(argument.arg for argument in function.args.args)}
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """Replace what is loaded; of what is stored into, the indices alone."""
+        return self._replaced(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Replace what is loaded."""
+        return self._replaced(node)
+
+    def _replaced(self, node: ast.Subscript | ast.Attribute) -> ast.expr:
+        if isinstance(node.ctx, ast.Store):
+            part: ast.expr = node
+            while isinstance(part, ast.Subscript | ast.Attribute):
+                if isinstance(part, ast.Subscript):
+                    part.slice = self.visit(part.slice)
+                part = part.value
+            return node
+        made = self._loaded(node)
+        self.generic_visit(node if made is None else made)
+        return node if made is None else made
+
+    def _loaded(self, node: ast.expr) -> ast.expr | None:
+        steps, base = _chain(node)
+        if len(steps) < 2 or not isinstance(base, ast.Name) or base.id not in self._own:
+            return None
+        if any(step not in PARTS if isinstance(step, str) else _has_slice(step) for step in steps[:-1]):
+            return None
+        if any(map(_is_field, steps)) or (_has_slice(steps[-1]) and slice_text(steps[-1]) is None):
+            return None
+        if isinstance(steps[-1], str) and steps[-1] not in PARTS:
+            return None
+        indices = ast.Tuple([step for step in steps if not isinstance(step, str) and not _has_slice(step)], ast.Load())
+        return _call("_nb_load_part", base, ast.Constant(",".join(map(_named, steps))), indices)
 
 
 def _keep_constants(target: ast.expr, before: list[ast.stmt]) -> None:

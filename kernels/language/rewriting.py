@@ -34,7 +34,7 @@ from numbridge.kernels.language.cache_hints import LOADS, STORES, hint_of
 from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library
 from numbridge.kernels.language.dynamic_memory import is_dynamic
-from numbridge.kernels.language.element_stores import StoreRewriter
+from numbridge.kernels.language.element_stores import PartLoader, StoreRewriter
 from numbridge.kernels.language.indexing import apart_places, own_axis
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
@@ -214,7 +214,8 @@ def rewrite(
         Whether the body of a kernel whose threads work together becomes a coroutine, for the CPU to compile. Derivatives are
         made of the body as it is.
     apart : bool
-        Whether the body does all that a thread does, and nothing of it is taken out for several threads.
+        Whether the body does all that a thread does, and nothing of it is taken out for several threads. It loads no more of
+        vectors and matrices than it uses, unless indices are checked.
     has_complex : bool
         Whether an argument has complex numbers. There, and where the program makes complex numbers itself, division becomes
         one that takes them; not for derivatives, which have none.
@@ -242,6 +243,8 @@ def rewrite(
         p.name for p in parameters or () if not isinstance(p, ArrayType) and p.element is not None
     )
     trees = {id(part): writer.tree(part) for part in program.sources}
+    if apart and elements and not check_bounds:
+        trees = {key: PartLoader(tree).visit(tree) for key, tree in trees.items()}
     raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
     active, inside = EVERYWHERE, None
     if parameters is not None and in_loops:

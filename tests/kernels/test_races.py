@@ -20,6 +20,7 @@ import torch
 from numba import cuda
 
 import numbridge as nb
+from written_kernels import made
 
 NOTHING, READ, STORE, ADD, READ_SHARED, STORE_SHARED, ADD_SHARED = range(7)
 ON, BLOCK, WARP = range(3)
@@ -443,6 +444,40 @@ def test_what_is_apart_or_the_same_is_no_race(kernel, dims, arrays):
     nb.launch(kernel, dims, arrays)
 
 
+PARTICLE = np.dtype([("x", np.float32), ("p", [("x", np.float64), ("n", np.int16)]), ("v", np.float32, (3,))])
+
+
+@pytest.mark.parametrize(
+    ("annotation", "shape", "statement"),
+    [
+        ("nb.array[nb.vec3]", (4, 3), "a[k][1] = value"),
+        ("nb.array[nb.vec3]", (4, 3), "a[k].z = value"),
+        ("nb.array[nb.vec3]", (4, 3), "a[k][1:] = nb.vec2(1.0, value)"),
+        ("nb.array[nb.mat33]", (4, 3, 3), "a[k][1, 2] = value"),
+        ("nb.array[nb.mat33]", (4, 3, 3), "a[k][1] = nb.vec3(1.0, 2.0, value)"),
+        ("nb.array[nb.mat33]", (4, 3, 3), "a[k][1][2] += value"),
+        ("nb.array[nb.transform]", (4, 7), "a[k].p.x = value"),
+        ("nb.array2d[float]", (4, 3), "row = a[k]; row[1] = value"),
+        ("nb.array2d[float]", (4, 3), "row = a[k]; row[1:3] = value"),
+        ("nb.array2d[float]", (4, 3), "row = a[k]; row[::2] = value"),
+        (None, (4,), "a[k].x = value"),
+        (None, (4,), "a[k].p.x = value"),
+        (None, (4,), "a[k]['p']['n'] += i"),
+        (None, (4,), "r = a[k]; r.p.x = value"),
+        (None, (4,), "a[k]['v'][1] = value"),
+    ],
+)
+def test_stores_into_parts_are_seen(annotation, shape, statement):
+    head = "a" if annotation is None else f"a: {annotation}"
+    body = "".join(f"    {part}\n" for part in statement.split("; "))
+    _, plain = made(f"def k({head}, index):\n    i = nb.tid()\n    k = index[i]\n    value = float(i)\n{body}")
+    kernel = checked(plain)
+    a = np.zeros(shape, np.float32 if annotation else PARTICLE)
+    nb.launch(kernel, 4, [a.copy(), ONCE])
+    with pytest.raises(nb.DataRaceError, match=r"threads 1 and 3 (store|change) .*a\[1"):
+        nb.launch(kernel, 4, [a, TWICE])
+
+
 def test_results_are_those_of_a_launch_that_is_not_checked():
     random = np.random.default_rng(1)
     x = random.random((70, 65))
@@ -459,6 +494,29 @@ def components(v: nb.array[nb.vec3], m: nb.array[nb.mat22], x):
     if i < 4:
         m[i // 2][i % 2, 0] = x[i]
         m[i // 2][i % 2, 1] = m[i // 2][i % 2, 0] * 2.0
+
+
+@checked
+def halves(v: nb.array[nb.vec4], m: nb.array[nb.mat33]):
+    i = nb.tid()
+    k = i // 2
+    if i % 2 == 0:
+        v[k][:2] = 2.0 * v[k][:2]
+        v[k].y += 1.0
+        m[k][0] = m[k][0] + m[k][0, 1] * m[k][0]
+        m[k][0, :2] = m[k][0][:2]
+    else:
+        v[k][2:] = 3.0 * v[k][2:]
+        v[k].w += v[k].z
+        m[k][1:, 0] = 2.0 * m[k][1:, 0]
+        m[k][1:] = m[k][1:] + m[k][1:]
+
+
+def test_slices_are_elements_of_their_own():
+    v, m = np.ones((2, 4), np.float32), np.ones((2, 3, 3), np.float32)
+    nb.launch(halves, 4, [v, m])
+    assert v.tolist() == [[2, 3, 3, 6]] * 2
+    assert m.tolist() == [[[2, 2, 2], [4, 2, 2], [4, 2, 2]]] * 2
 
 
 def test_components_are_elements_of_their_own():
