@@ -107,7 +107,7 @@ def _error(
         what = f"threads {first} and {second} change {element}, each as it finds it"
     elif does <= {at.CHANGES, at.STORES_THE_SAME}:
         what = f"threads {first} and {second} store different values into {element}"
-    places = "".join(f"\n  {at}" for at in dict.fromkeys((at_first, at_second)) if at is not None)
+    places = "".join(f"\n  {place}" for place in dict.fromkeys((at_first, at_second)) if place is not None)
     return DataRaceError(
         f"kernel {name!r}: {what}; nothing orders them, so that the result depends on who comes first. {_advice(words)}; the "
         f"arrays that the kernel writes may be partly written{places}"
