@@ -183,7 +183,13 @@ def values(rng: np.random.Generator, kept: Kept, dims: tuple[int, ...]) -> np.nd
 LAYOUTS = ("plain", "plain", "apart", "reversed", "columns", "offset")
 EXTENTS = {1: (1, 2, 17, 40, 100, 0, 64), 2: (1, 2, 5, 9, 17, 0), 3: (1, 2, 3, 6, 9), 4: (1, 2, 3, 4)}
 # How a program is compiled: what `nb.kernel` is told
-WAYS: tuple[dict[str, Any], ...] = ({}, {"simd": False}, {"simd": True}, {"check_bounds": True})
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"simd": False},
+    {"simd": True},
+    {"check_bounds": True},
+    {"check_races": True},
+)
 
 
 def laid_out(array: np.ndarray, way: str) -> tuple[np.ndarray, np.ndarray]:
@@ -316,7 +322,7 @@ def check(seed: int, *, device: bool = False) -> None:
         name: "plain" if are_plain or kept.use == "vectors" else choices.choice(LAYOUTS)
         for name, kept in program.arrays.items()
     }
-    function, ways = made(program), ({},) if device else (WAYS[seed % 4], {})[: 1 + (seed % 8 == 1)]
+    function, ways = made(program), ({},) if device else (WAYS[seed % len(WAYS)], {})[: 1 + (seed % 8 == 1)]
     kernels = [(way, nb.kernel(**way)(function)) for way in ways]
     for turn in range(1 if device else 3):
         launch = chosen(seed, turn, program, small=device)

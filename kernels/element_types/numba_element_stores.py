@@ -149,8 +149,11 @@ def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Body | None:
     start = _through_tuples(Way("target", target, way.literal_value.split(","), steps_of(steps)))
     is_slice = len(start.names) == 1 and sliced_by(start.names[0]) is not None
     if is_slice and isinstance(start.type, types.Buffer):
-        parts = [_slice_call(part, axis) for axis, part in enumerate(start.names[0].split("/"))]
-        lines = [f"    array = {start.text}", f"    array[{', '.join(parts)}] = value", "    return target"]
+        lines = [
+            f"    array = {start.text}",
+            f"    array[{_index_text(start.names[0], 'array')}] = value",
+            "    return target",
+        ]
         return Body("\n".join(["def implementation(target, way, steps, value):", *lines]), {})
     if is_slice and not isinstance(start.type, NumbaElement):
         return None
@@ -179,14 +182,17 @@ def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Body | None:
     return Body("\n".join([*lines, "    return target"]), names)
 
 
-def _slice_call(part: str, axis: int) -> str:
-    """Return an index of an array's axis without colons, which `built` text does not know, if there is such a one."""
-    start, colon, rest = part.partition(":")
-    stop, _, step = rest.partition(":")
-    if not colon or step.startswith("-"):
-        return part
-    bounds = [start or "0", stop or f"array.shape[{axis}]", *([step] if step else [])]
-    return f"slice({', '.join(bounds)})"
+def _index_text(name: str, array: str) -> str:
+    """Return the index of an array that a name of a way is, without colons, which `built` text does not know."""
+    parts = []
+    for axis, part in enumerate(name.split("/")):
+        start, colon, rest = part.partition(":")
+        stop, _, step = rest.partition(":")
+        extent = f"{array}.shape[{axis}]"
+        # Behind the first element, seen from the last one, lies what is one further from the end than there are elements.
+        first, last = (f"{extent} - 1", f"-1 - {extent}") if step.startswith("-") else ("0", extent)
+        parts.append(f"slice({start or first}, {stop or last}, {step or 1})" if colon else part)
+    return ", ".join(parts)
 
 
 @_overload(put_part)
@@ -210,15 +216,18 @@ def _load_part(target: Any, way: Any, steps: Any) -> Body | None:
         return None
     head = "def implementation(target, way, steps):"
     start = _through_tuples(Way("target", target, way.literal_value.split(","), steps_of(steps)))
-    is_element = isinstance(start.type, types.Array) and isinstance(start.type.dtype, NumbaElement)
-    found = part_at(start) if is_element and start.names else None
+    is_one, in_memory = isinstance(start.type, NumbaElement), isinstance(start.type, types.Array)
+    is_part = is_one or (in_memory and isinstance(start.type.dtype, NumbaElement))
+    found = part_at(start) if is_part and start.names else None
     if found is None or (found.element is not None and found.element.family not in ("vector", "matrix")):
         return _taken_by_steps(head, Way("target", target, way.literal_value.split(","), steps_of(steps)))
     index = "".join(f"{text}, " for text in found.index)
     count = 1 if found.element is None else found.element.count
-    parts = [f"whole[({index}first + {k},)]" for k in (range(count) if found.places is None else found.places)]
-    lines = [head, f"    first = {' + '.join(found.terms())}", f"    whole = scalars_of({start.text})"]
-    names: dict[str, Any] = {"scalars_of": scalars_of, "wrap": wrap}
+    read = "at(whole, first + {})" if is_one else f"whole[({index}first + {{}},)]"
+    parts = [read.format(k) for k in (range(count) if found.places is None else found.places)]
+    whole = start.text if is_one else f"scalars_of({start.text})"
+    lines = [head, f"    first = {' + '.join(found.terms())}", f"    whole = {whole}"]
+    names: dict[str, Any] = {"scalars_of": scalars_of, "wrap": wrap, "at": at}
     if found.element is None:
         return Body("\n".join([*lines, f"    return {parts[0]}"]), names)
     lines.append(f"    return make({', '.join(parts)})")
@@ -229,7 +238,7 @@ def _taken_by_steps(head: str, way: Way) -> Body:
     """Return what takes one step of a way after the other."""
     lines, given = [head, "    owner0 = target"], iter(way.steps)
     for k, name in enumerate(way.names):
-        read = f".{name}" if sliced_by(name) is None else f"[{name.replace('/', ', ')}]"
+        read = f".{name}" if sliced_by(name) is None else f"[{_index_text(name, f'owner{k}')}]"
         if name == "[]":
             text, kind = next(given)
             read = f"[{kind.literal_value if isinstance(kind, types.IntegerLiteral) else text}]"

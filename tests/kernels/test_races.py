@@ -519,6 +519,36 @@ def test_slices_are_elements_of_their_own():
     assert m.tolist() == [[[2, 2, 2], [4, 2, 2], [4, 2, 2]]] * 2
 
 
+@nb.func
+def first_two(m, k):
+    return m[k][:2]
+
+
+def parts(x: nb.array[nb.mat33], t: nb.array[nb.transform], y: nb.array[nb.vec4], z: nb.array2d[float], pair):
+    i = nb.tid()
+    m, q = x[i], t[i]
+    a = m[0][:2] + m[1][1:] + first_two(m, i) + first_two(x[i], 2) + x[i][1][::2]
+    b = m[:2, 1] + x[i][1:, 0] + x[i][0, ::-2] + t[i].p[:2] + q.p[1:] + t[i].q[2:] + q.q[:2]
+    c = pair[0][i][:2] + pair[1][i][2:]
+    y[i] = nb.vec4(a[0] + b[0] + m[1][2] + x[i][2, 0], a[1] + b[1] + q.p.x + t[i].q.w, c[0], c[1])
+    row = z[i]
+    row[-2:0:-1] = z[i][::-1][0] + z[i][-2:][1]
+    z[i, 0] = row[1:][0] + z[i][3::-2][1] + row[:-1][1]
+
+
+def test_parts_are_what_they_are_where_nothing_is_noted():
+    found = []
+    for kernel in (checked(parts), nb.kernel(parts)):
+        random = np.random.default_rng(0)
+        x, t, y, z, first, second = (
+            random.random(shape).astype(np.float32) for shape in [(3, 3, 3), (3, 7), (3, 4), (3, 5), (3, 4), (3, 4)]
+        )
+        nb.launch(kernel, 3, [x, t, y, z, tuple(nb.array(one, dtype=nb.vec4) for one in (first, second))])
+        found.append((y, z))
+    assert all((one == other).all() for one, other in zip(*found, strict=True))
+    assert (z[:, 1:4] == 2 * z[:, 4:]).all()
+
+
 def test_components_are_elements_of_their_own():
     v, m = np.ones((3, 3), np.float32), np.ones((2, 2, 2), np.float32)
     nb.launch(components, 9, [v, m, np.arange(9, dtype=np.float32)])
