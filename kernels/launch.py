@@ -17,9 +17,7 @@ import numpy as np
 from numbridge.kernels import watching
 from numbridge.kernels.arguments import by_position, check_count
 from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of
-from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
-from numbridge.kernels.cpu_backend.bounds import out_of_range
-from numbridge.kernels.cpu_backend.races import raced
+from numbridge.kernels.cpu_backend.endings import ended_by
 from numbridge.kernels.cpu_backend.raised import raised_at, raised_by, says
 from numbridge.kernels.cpu_backend.threads import start_threads
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -157,7 +155,7 @@ class _Road:
     def failed(self, *arguments: Any) -> None:
         """Say that a kernel ended with an exception of its own."""
         cause = raised_by([self.kernel])
-        own = next(filter(None, [ask([self.kernel]) for ask in (out_of_range, ended_in_block, raced)]), None)
+        own = ended_by([self.kernel])
         if own is not None:
             try:
                 raise own

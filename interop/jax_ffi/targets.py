@@ -27,9 +27,7 @@ from numbridge.jax_ffi.identity import Key, identity_of, is_current, key_of, roo
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.measured import StackMemoryError
-from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
-from numbridge.kernels.cpu_backend.bounds import out_of_range
-from numbridge.kernels.cpu_backend.races import raced
+from numbridge.kernels.cpu_backend.endings import ended_by
 from numbridge.kernels.cpu_backend.raised import raised_by, says
 from numbridge.kernels.cpu_backend.threads import native_lock, start_threads
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -531,7 +529,7 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
     if outcome == nb.RAISED:
         declared = () if steps else _declared.get(name, ())
         cause = raised_by(declared)
-        found = next(filter(None, [ask(declared) for ask in (out_of_range, ended_in_block, raced)]), None)
+        found = ended_by(declared)
         if found is not None:
             return f"numbridge: {where}: {found}"
         return (

@@ -146,7 +146,7 @@ def put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
 def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Body | None:
     if not isinstance(way, types.StringLiteral):
         return None  # Numba comes back with the literal
-    start = _through_tuples(Way("target", target, way.literal_value.split(","), steps_of(steps)))
+    start = _through_tuples(Way.of(target, way, steps))
     is_slice = len(start.names) == 1 and sliced_by(start.names[0]) is not None
     if is_slice and isinstance(start.type, types.Buffer):
         lines = [
@@ -214,13 +214,13 @@ def load_part(target: Any, way: Any, steps: Any) -> Any:
 def _load_part(target: Any, way: Any, steps: Any) -> Body | None:
     if not isinstance(way, types.StringLiteral):
         return None
-    head = "def implementation(target, way, steps):"
-    start = _through_tuples(Way("target", target, way.literal_value.split(","), steps_of(steps)))
+    head, whole_way = "def implementation(target, way, steps):", Way.of(target, way, steps)
+    start = _through_tuples(whole_way)
     is_one, in_memory = isinstance(start.type, NumbaElement), isinstance(start.type, types.Array)
     is_part = is_one or (in_memory and isinstance(start.type.dtype, NumbaElement))
     found = part_at(start) if is_part and start.names else None
     if found is None or (found.element is not None and found.element.family not in ("vector", "matrix")):
-        return _taken_by_steps(head, Way("target", target, way.literal_value.split(","), steps_of(steps)))
+        return _taken_by_steps(head, whole_way)
     index = "".join(f"{text}, " for text in found.index)
     count = 1 if found.element is None else found.element.count
     read = "at(whole, first + {})" if is_one else f"whole[({index}first + {{}},)]"
@@ -261,6 +261,11 @@ class Way:
     type: Any
     names: Sequence[str]
     steps: Sequence[tuple[str, Any]]
+
+    @classmethod
+    def of(cls, target: Any, way: Any, steps: Any) -> Way:
+        """Return the way from `target` that a text says, with the Numba types of its `steps`."""
+        return cls("target", target, way.literal_value.split(","), steps_of(steps))
 
 
 def steps_of(kinds: Any) -> list[tuple[str, Any]]:

@@ -71,12 +71,8 @@ class StoreRewriter:
         steps, base = _chain(target)
         if not steps or not isinstance(base, ast.Name):
             return False
-        if any(map(_has_slice, steps[:-1])):
+        if not _may_lead_to_part(steps):
             return False
-        if _has_slice(steps[-1]) and (slice_text(steps[-1]) is None or any(map(_is_field, steps))):
-            return False  # how long a slice of an element is, is part of its type
-        if any(isinstance(step, str) and step not in PARTS for step in steps):
-            return False  # a field of a record, which is memory
         if isinstance(steps[-1], str):
             return True
         return len(steps) > 1 or not self._is_array(base.id)
@@ -117,11 +113,7 @@ class StoreRewriter:
         steps, base = _chain(target)
         assert isinstance(base, ast.Name)
         if (len(steps) > 1 or _has_slice(steps[-1])) and not any(map(_is_field, steps)):
-            way = ",".join(_named(step) for step in steps)
-            indices = ast.Tuple(
-                [step for step in steps if isinstance(step, ast.expr) and not _has_slice(step)], ast.Load()
-            )
-            value = _call("_nb_put_part", ast.Name(base.id, ast.Load()), ast.Constant(way), indices, value)
+            value = _call("_nb_put_part", ast.Name(base.id, ast.Load()), *_way(steps), value)
             target = base
         last = True
         while isinstance(target, ast.Subscript | ast.Attribute):
@@ -199,14 +191,9 @@ class PartLoader(ast.NodeTransformer):
         steps, base = _chain(node)
         if len(steps) < 2 or not isinstance(base, ast.Name) or base.id not in self._own:
             return None
-        if any(step not in PARTS if isinstance(step, str) else _has_slice(step) for step in steps[:-1]):
+        if any(map(_is_field, steps)) or not _may_lead_to_part(steps):
             return None
-        if any(map(_is_field, steps)) or (_has_slice(steps[-1]) and slice_text(steps[-1]) is None):
-            return None
-        if isinstance(steps[-1], str) and steps[-1] not in PARTS:
-            return None
-        indices = ast.Tuple([step for step in steps if not isinstance(step, str) and not _has_slice(step)], ast.Load())
-        return _call("_nb_load_part", base, ast.Constant(",".join(map(_named, steps))), indices)
+        return _call("_nb_load_part", base, *_way(steps))
 
 
 def _keep_constants(target: ast.expr, before: list[ast.stmt]) -> None:
@@ -235,6 +222,22 @@ def sliced_by(name: str) -> Any:
     parts = [[int(bound) if bound else None for bound in part.split(":")] for part in name.split("/")]
     index = tuple(slice(*part) if len(part) > 1 else part[0] for part in parts)
     return index if len(index) > 1 else index[0]
+
+
+def _may_lead_to_part(steps: list[ast.expr | str]) -> bool:
+    """Tell whether steps may lead to a part of an element."""
+    if any(map(_has_slice, steps[:-1])):
+        return False
+    if _has_slice(steps[-1]) and (slice_text(steps[-1]) is None or any(map(_is_field, steps))):
+        return False  # how long a slice of an element is, is part of its type
+    # Another name is that of a field of a record, which is memory.
+    return all(step in PARTS for step in steps if isinstance(step, str))
+
+
+def _way(steps: list[ast.expr | str]) -> tuple[ast.Constant, ast.Tuple]:
+    """Return the way that steps are, and the indices on it."""
+    indices = [step for step in steps if isinstance(step, ast.expr) and not _has_slice(step)]
+    return ast.Constant(",".join(map(_named, steps))), ast.Tuple(indices, ast.Load())
 
 
 def _named(step: ast.expr | str) -> str:
