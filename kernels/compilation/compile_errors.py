@@ -12,13 +12,14 @@ from typing import Any
 from numbridge.kernels.compilation.operation_errors import in_place_of_call, in_plain_words
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.parsing import parsed
+from numbridge.kernels.language.written_out import refusal_at
 from numbridge.kernels.parameter_types import ParameterType
 
 __all__ = ["NO_MEMORY", "not_compiled"]
 
 NO_MEMORY = (
     "it needs memory for an array of its own, which kernels do not have (x[i] + 1 is one too, if x has two dimensions); write a "
-    "loop over the elements"
+    "loop over the elements, or let rows of few numbers be vectors, as in `def kernel(x: nb.array[nb.vec3], ...)`"
 )
 
 _OVERLAP = (
@@ -75,12 +76,15 @@ def not_compiled(
     """
     listed = ", ".join(f"{p.name}: {p}" for p in parameters)
     text = str(error)
-    place = _place(text, filename, origin) or _place_in_frames(error, filename, origin)
+    places = _places(text, filename, origin) or _places_in_frames(error, filename, origin)
+    # Within what stands for a function of NumPy's or Python's, the user's place is that of the call.
+    place = next((place for place in places if refusal_at(place) is None), None)
+    refusal = refusal_at(places[0]) if places else None
     excerpt = "" if place is None else f"\n  {place}"
     # The statement that wants memory, if one is known
     statement = "" if place is None or _NRT not in text else place.splitlines()[1].strip()
     raising = _DYNAMIC in text or statement.startswith("raise ")
-    problem = _RAISED if raising else _OVERLAP if _is_copy(statement) else _own_words(text)
+    problem = refusal or (_RAISED if raising else _OVERLAP if _is_copy(statement) else _own_words(text))
     more = "" if problem is not None else f"\nNumba says:\n{_without_noise(text)}"
     if problem is None or place is None:
         more += f"\nThe generated source is {filename}"
@@ -126,24 +130,22 @@ def _of_global(name: str, kind: str) -> str:
     )
 
 
-def _place(text: str, filename: str, origin: Callable[[int], str | None]) -> str | None:
-    """Return where the innermost line comes from that Numba names, since it goes from inside outward."""
+def _places(text: str, filename: str, origin: Callable[[int], str | None]) -> list[str]:
+    """Return where the lines come from that Numba names, the innermost first, since it goes from inside outward."""
     name = re.escape(Path(filename).name)
-    for match in re.finditer(rf'{name}(?:", line (\d+)| \((\d+)\))', text):
-        found = origin(int(match[1] or match[2]))
-        if found is not None:
-            return found
-    return None
+    found = (origin(int(match[1] or match[2])) for match in re.finditer(rf'{name}(?:", line (\d+)| \((\d+)\))', text))
+    return [place for place in found if place is not None]
 
 
-def _place_in_frames(error: Exception, filename: str, origin: Callable[[int], str | None]) -> str | None:
-    """Return where the line comes from whose types were inferred when an error was raised, which numba.cuda does not say."""
-    place = None
+def _places_in_frames(error: Exception, filename: str, origin: Callable[[int], str | None]) -> list[str]:
+    """Return the same of the lines whose types were inferred when an error was raised, which numba.cuda does not say."""
+    places: list[str] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         at: Any = getattr(frame.f_locals.get("self"), "loc", None)
-        if getattr(at, "filename", None) == filename:
-            place = origin(at.line) or place
-    return place
+        place = origin(at.line) if getattr(at, "filename", None) == filename else None
+        if place is not None:
+            places.insert(0, place)
+    return places
 
 
 def _own_words(text: str) -> str | None:

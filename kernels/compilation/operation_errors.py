@@ -78,19 +78,19 @@ _ATTRIBUTES = (
     "min",
 )
 _ALONE = {"neg": "-", "pos": "+", "invert": "~"}
+_OF_ELEMENTS = "as are the elements of a parameter x: nb.array[nb.mat33]"
 _SORTED = "sort a cuda.local.array in a loop, or the array before the launch"
 # What to write in place of functions of NumPy's, Python's and numba.cuda's that do not take what they are given.
 _INSTEAD = {
-    "clip": "write min(max(x, low), high)",
-    "where": "write x if condition else y",
-    "norm": "write math.sqrt of a sum, or nb.length of a vector",
     "max": "write a loop over the elements, or pass numbers one by one",
     "min": "write a loop over the elements, or pass numbers one by one",
     "pow": "write x ** y",
     "type": "name the type, as in nb.vec3(value)",
     "tuple": "write its parts out, as in (a[0], a[1])",
     "argsort": _SORTED,
-    "interp": "find the place in a loop, or by np.searchsorted, and write the line between its neighbours",
+    "det": f"write nb.determinant(a) of a matrix, {_OF_ELEMENTS}",
+    "inv": f"write nb.inverse(a) of a matrix, {_OF_ELEMENTS}",
+    "solve": f"write nb.inverse(a) * b of a matrix and a vector, {_OF_ELEMENTS}",
     **dict.fromkeys(("popc", "clz", "ffs"), "it takes integers"),
     "brev": "it takes uint32 and uint64",
     "fma": "it takes three numbers",
@@ -98,12 +98,11 @@ _INSTEAD = {
 }
 _OF_MATH = _INSTEAD | {
     "isclose": "write abs(a - b) <= tolerance",
-    "dist": "write math.sqrt of a sum, or nb.length of a vector",
     **dict.fromkeys(("sum", "fsum", "prod", "comb", "perm", "factorial"), "write a loop"),
 }
 _ALIKE = "make them alike, as in (1.0, 2.0), or write the parts out"
 # Whose names are the user's, unlike those of what takes the place of operations in generated code.
-_FUNCTIONS = frozenset({*dir(builtins), *dir(math), *dir(cmath), *dir(np), *FUNCTIONS, *_INSTEAD})
+_FUNCTIONS = frozenset({*dir(builtins), *dir(math), *dir(cmath), *dir(np), *dir(np.linalg), *FUNCTIONS, *_INSTEAD})
 _AT_ONCE = r"\A(?:\s*(?:Failed in|- Resolution failure).*\n)*\s*"
 _CALLED = re.compile(r"Function\(<(?:(?:built-in )?function|intrinsic|class|ufunc) '?(?:[\w.]+\.)?(\w+)")
 _CALL = re.compile(r"No implementation of function (Function\(.+\)) found for signature:\s+>>> (.+)")

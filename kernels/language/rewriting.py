@@ -43,6 +43,7 @@ from numbridge.kernels.language.parsing import parsed_expression
 from numbridge.kernels.language.returned_memory import check_returned_memory
 from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
 from numbridge.kernels.language.static_names import Static
+from numbridge.kernels.language.written_out import refusal_of
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
@@ -92,6 +93,8 @@ _OF_ARRAYS: dict[Any, str] = {
     np.vdot: "_nb_vdot_of",
 }
 _METHODS = {"max": "_nb_max_of", "min": "_nb_min_of", "dot": "_nb_dot_of"}
+# How NumPy lets the arguments of `np.clip` be named
+_LIMITS: dict[str | None, str] = {"a": "a", "a_min": "a_min", "a_max": "a_max", "min": "a_min", "max": "a_max"}
 
 # Python's functions that kernels do not have, most since they make what there is no memory for, and what to do instead
 _TEXT = "kernels make no text; print(...) takes text and numbers apart"
@@ -875,8 +878,11 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Call(self._static(node.func), [made], [])
         if static is not None and static.value is math.log and len(node.args) == 2:
             return self._logarithm(node)
-        if static is not None and (
-            getattr(static.value, "__module__", None) == "math" or isinstance(static.value, np.ufunc)
+        callee = self.writer.program.callee(static.value) if static is not None else None
+        if (
+            static is not None
+            and callee is None
+            and (getattr(static.value, "__module__", None) == "math" or isinstance(static.value, np.ufunc))
         ):
             self._check_count(node, static.value)
         if static is not None and static.builtin and static.value is enumerate:
@@ -885,9 +891,10 @@ class _Rewriter(ast.NodeTransformer):
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != "start"]
         if static is not None and isinstance(static.value, Gradient):
             return self._gradient(node, static.value)
-        callee = self.writer.program.callee(static.value) if static is not None else None
+        if static is not None and (refusal := refusal_of(node, static.value)):
+            raise self.source.error(node, refusal)
         if callee is None:
-            return self._of_array(node, static) or self.generic_visit(node)
+            return self._of_array(node, static) or self._of_numbers(node, static) or self.generic_visit(node)
         hidden = [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
         node.func = ast.Name(self.writer.names[id(callee)], ast.Load())
         node.args = [*hidden, *(self.visit(argument) for argument in node.args)]
@@ -921,6 +928,32 @@ class _Rewriter(ast.NodeTransformer):
         if name is None or len(arguments) != (2 if "dot" in name else 1):
             return None
         return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in arguments], [])
+
+    def _of_numbers(self, node: ast.Call, static: Static | None) -> ast.expr | None:
+        """Return what `np.clip` and `np.where` do with numbers, since Numba's take arrays; None for any other call."""
+        starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+        if static is not None and static.value is np.where:
+            if len(node.args) != 3 or node.keywords or starred:
+                raise self.source.error(node, "np.where in a kernel takes a condition and two numbers, by position")
+            condition, chosen, other = map(self.visit, node.args)
+            return ast.IfExp(condition, chosen, other)
+        has_memory = len(node.args) > 3 or any(keyword.arg == "out" for keyword in node.keywords)
+        if static is None or static.value is not np.clip or has_memory:
+            return None
+        given = dict(zip(("a", "a_min", "a_max"), node.args, strict=False))
+        given |= {_LIMITS.get(keyword.arg, ""): keyword.value for keyword in node.keywords}
+        limits = {name: limit for name, limit in given.items() if name != "a" and self.source.fold(limit) is not None}
+        # Fewer if one has two names, or none
+        if len(given.keys() & {*_LIMITS.values()}) != len(node.args) + len(node.keywords) or not limits or starred:
+            message = "np.clip(a, a_min, a_max) in a kernel takes a number and its limits, of which one may be None"
+            raise self.source.error(node, message)
+        # As in NumPy: NaN stays NaN, and the upper limit is what comes where the two are the wrong way round.
+        made: ast.expr = self.visit(given["a"])
+        for name, function in (("a_min", np.maximum), ("a_max", np.minimum)):
+            if name in limits:
+                taken = ast.Name(self.writer.claim(function.__name__, function), ast.Load())
+                made = ast.Call(taken, [made, self.visit(limits[name])], [])
+        return made
 
     def _gradient(self, node: ast.Call, gradient: Gradient) -> ast.expr:
         """Return a call of the gradient of a function."""

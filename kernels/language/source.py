@@ -50,7 +50,7 @@ from numbridge.kernels.language.static_names import (
     is_dispatcher,
 )
 from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
-from numbridge.kernels.language.written_out import WRITTEN_OUT
+from numbridge.kernels.language.written_out import SUPPLIED, WRITTEN_OUT
 
 __all__ = [
     "FunctionSource",
@@ -847,10 +847,11 @@ class Program:
                 found = FunctionSource(value.py_func, "func", conversions=conversions_on_cuda(value))
                 self._known[id(value.py_func)] = found
             return self._known[id(value.py_func)]
+        supplied = _written_out_source(value, SUPPLIED)
         # What Numba compiles by itself it also calls by itself; only a derivative is made of its source.
-        if not self._gradients:
-            return None
-        return _njit_source(value) if is_dispatcher(value) else _written_out_source(value)
+        if supplied is not None or not self._gradients:
+            return supplied
+        return _njit_source(value) if is_dispatcher(value) else _written_out_source(value, WRITTEN_OUT)
 
     def compiled(self, value: Any, *, starred: bool = False) -> FunctionSource | None:
         """Return the source of an njit function as far as it can be read, or None.
@@ -1031,9 +1032,9 @@ def reads_what_it_did(dispatcher: Any) -> bool:
     return all(dependency.is_unchanged() for dependency in kept)
 
 
-def _written_out_source(value: Any) -> FunctionSource | None:
-    """Return the source that stands for one of NumPy's functions, or None."""
-    found = WRITTEN_OUT.get(value) if callable(value) and isinstance(value, Hashable) else None
+def _written_out_source(value: Any, functions: Mapping[Any, Any]) -> FunctionSource | None:
+    """Return the source that stands for one of NumPy's or Python's functions, or None."""
+    found = functions.get(value) if callable(value) and isinstance(value, Hashable) else None
     return None if found is None else _source_of(found)
 
 

@@ -770,7 +770,7 @@ def test_slices_cannot_be_assigned():
     x, y = np.ones((4, 4)), np.ones((4, 4))
     refused(
         KernelError,
-        r"write a loop over the elements\n  .*\n    y\[i : i",
+        r"write a loop over the elements, or let rows .*\n  .*\n    y\[i : i",
         lambda: launch(assigns_a_slice, 4, [x, y, 2.0]),
         y,
     )

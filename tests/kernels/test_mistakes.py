@@ -347,16 +347,19 @@ def made(statement, names=AROUND):
         ("for k in 5: x[i] += k", r"an int cannot be looped over; loop over range\(n\)"),
         # What Numba has for arrays only, or not at all
         (
-            "x[i] = np.clip(y[i], 0.0, 1.0)",
-            r"clip does not take \(float32, float32, float32\); write min\(max\(x, low\), high\)",
+            "x[i] = 2.0 * np.clip(y, 0.0, 1.0)[i]",
+            "memory for an array of its own, .*; write a loop .* `def kernel.x: nb.array.nb.vec3",
         ),
-        ("x[i] = np.where(y[i] > 0, y[i], 0.0)", "where does not take .*; write x if condition else y"),
+        ("x[i] = np.where(y > 0, y, 0.0)[i]", "an array is neither true nor false"),
         ("x[i] = math.comb(5, 2)", "kernels do not have math.comb; write a loop"),
-        ("x[i] = np.heaviside(y[i], 0.5)", "kernels do not have numpy.heaviside; write it with others"),
+        ("x[i] = np.i0(y[i])", "kernels do not have numpy.i0; write it with others"),
         (
-            "x[i] = np.interp(y[i], y, y)",
-            r"interp does not take \(float32, .*\); find the place in a loop, or by np.searchs",
+            "x[i] = np.interp(y, y, y)[0]",
+            r"np.interp\(x, xp, .*\) in a kernel takes a number x and two rows of numbers",
         ),
+        ("x[i] = np.linalg.norm(y[i])", r"np.linalg.norm\(x, ord=None\) in a kernel takes a row of numbers"),
+        ("x[i] = np.linalg.det(y)", r"det does not take .*; write nb.determinant\(a\) of a matrix"),
+        ("x[i] = np.linalg.qr(y)[0][0, 0]", r"qr does not take \(array of float32\)"),
         ("x.sort()", "kernels do not sort arrays; sort a cuda.local.array in a loop, or the array before the launch"),
         ("x[i] = np.argsort(y)[0]", "(do not sort arrays|argsort does not take .*); sort a cuda.local.array in a loop"),
         ("x[i] = y.shap[0]", "an array has no .shap in a kernel; did you mean .shape?"),
@@ -519,6 +522,19 @@ def test_a_function_chosen_on_the_way_is_none_for_cuda():
             r"all\(...\) cannot be called in a kernel: write a loop, or conditions with `and`",
         ),
         ("a = list(y)", r"list\(...\) cannot be called in a kernel: kernels have no memory"),
+        *(
+            (f"x[i] = np.clip({given})", r"np.clip\(a, a_min, a_max\) in a kernel takes a number and its limits")
+            for given in ("y[i]", "y[i], None, None", "y[i], 0.0, min=1.0", "y[i], 0.0, least=1.0")
+        ),
+        ("x[i] = np.where(y[i])", "np.where in a kernel takes a condition and two numbers, by position"),
+        (
+            "x[i] = np.interp(y[i], y, y, period=2.0)",
+            r"np.interp\(.*\) in a kernel takes a .*, and no other arguments: got an unexpected keyword argument 'period'",
+        ),
+        (
+            "x[i] = np.linalg.norm(y, 1)",
+            r"np.linalg.norm\(x\) .*, and no other arguments: too many positional arguments",
+        ),
     ],
 )
 def test_what_is_refused_before_anything_is_compiled(statement, words):
