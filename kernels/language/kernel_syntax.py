@@ -35,10 +35,16 @@ _REFUSED: dict[str, tuple[str, str]] = {
     "TemplateStr": ("a template string", "use a plain string"),
     "Import": ("import", "import at the top of the module"),
     "ImportFrom": ("import", "import at the top of the module"),
-    "ListComp": ("a comprehension", "write a for loop"),
+    "ListComp": (
+        "a comprehension",
+        "write a for loop, or a generator in sum(...), any(...) or all(...)",
+    ),
     "SetComp": ("a comprehension", "write a for loop"),
     "DictComp": ("a comprehension", "write a for loop"),
-    "GeneratorExp": ("a generator expression", "write a for loop"),
+    "GeneratorExp": (
+        "a generator expression, except in sum(...), any(...) and all(...),",
+        "write a for loop",
+    ),
     "List": ("a list", "use a tuple, or cuda.local.array for something to write into"),
     "Set": ("a set", "use a tuple"),
     "Dict": ("a dict", "use a tuple"),

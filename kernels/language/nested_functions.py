@@ -1,7 +1,8 @@
 """Functions and lambdas within functions: each is taken out, and is given at its calls what it uses of the function around it.
 
-So it sees what a variable holds when it is called, and not what it held when the function was defined, as in Python. Works on
-`ast` and on the code that Python has made of the same source; compiles nothing.
+So it sees what a variable holds when it is called, and not what it held when the function was defined, as in Python. So are loops
+that are an expression, as in ``sum(x[k] for k in range(n))``. Works on `ast` and on the code that Python has made of the same
+source; compiles nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from types import CellType, CodeType, FunctionType
 from typing import TypeGuard
 
 from numbridge.kernels.errors import KernelError
+from numbridge.kernels.language.generators import GENERATOR, as_loop
 from numbridge.kernels.language.loaded_source import LAMBDA, as_definition, place_of_expression
+from numbridge.kernels.language.static_expressions import static
 
 __all__ = ["Nested", "take_out"]
 
@@ -46,7 +49,7 @@ def take_out(
     captured: Collection[str],
     around: Mapping[str, tuple[str, ...]],
     aliases: Mapping[str, ast.expr],
-    is_static: Callable[[ast.expr], bool],
+    reached: Callable[[ast.expr], object],
     refuse: _Refuse,
 ) -> dict[str, Nested]:
     """Take the functions out of a function, pass them what they use at each call, and return them by name.
@@ -64,8 +67,8 @@ def take_out(
     aliases : mapping of str to ast.expr
         Its variables that are other names of what is known before a kernel runs, ``here = cuda.threadIdx``, in the order in which
         they are assigned. They are assigned anew where they are used, since such things cannot be passed.
-    is_static : callable
-        Tells whether what is called is `static`; functions in its argument are Python's.
+    reached : callable
+        Returns what is called. Functions in the argument of `static` are Python's.
     refuse : callable
         Makes an error of a node and a message.
 
@@ -79,7 +82,7 @@ def take_out(
     # What is local here hides a function around it.
     own = {*code.co_varnames, *code.co_cellvars}
     around = {name: uses for name, uses in around.items() if name not in own}
-    taker = _Taker(code, is_static, refuse)
+    taker = _Taker(code, reached, refuse)
     tree.body = [taker.visit(statement) for statement in tree.body]
     variables = {*own, *captured}
     codes = {name: part for name, (_, part) in taker.found.items()}
@@ -102,10 +105,11 @@ def take_out(
 class _Taker(ast.NodeTransformer):
     """Removes what defines functions."""
 
-    def __init__(self, code: CodeType, is_static: Callable[[ast.expr], bool], refuse: _Refuse) -> None:
-        self._code, self._is_static, self._refuse = code, is_static, refuse
+    def __init__(self, code: CodeType, reached: Callable[[ast.expr], object], refuse: _Refuse) -> None:
+        self._code, self._reached, self._refuse = code, reached, refuse
         self._taken = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names}
         self.found: dict[str, tuple[ast.FunctionDef, CodeType]] = {}
+        self._on_line: dict[int, int] = {}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.Pass:
         """Take a definition out."""
@@ -126,16 +130,30 @@ class _Taker(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Leave what is evaluated before the kernel is compiled as it is."""
-        return node if self._is_static(node.func) else self.generic_visit(node)
+        """Take a loop out that is an expression; leave what is evaluated before the kernel is compiled as it is."""
+        called = self._reached(node.func)
+        if called is static:
+            return node
+        found = as_loop(node, called)
+        if found is not None:
+            generator, made, given = found
+            made.name = self._free(f"{made.name}_of_generator")
+            self._enter(made.name, made, self._of_generator(generator))
+            function = ast.copy_location(ast.Name(made.name, ast.Load()), node.func)
+            return ast.copy_location(ast.Call(function, [self.visit(argument) for argument in given], []), node)
+        return self.generic_visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.Name:
         """Take a lambda out that has no name, and give it one."""
-        name = f"lambda_{len(self.found) + 1}"
-        while name in self._taken:
-            name += "_"
+        name = self._free("lambda")
         self._enter(name, as_definition(node, name), self._of_lambda(node))
         return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+    def _free(self, kind: str) -> str:
+        name = f"{kind}_{len(self.found) + 1}"
+        while name in self._taken:
+            name += "_"
+        return name
 
     def _codes(self, name: str) -> Iterator[CodeType]:
         return (part for part in self._code.co_consts if isinstance(part, CodeType) and part.co_name == name)
@@ -145,6 +163,21 @@ class _Taker(ast.NodeTransformer):
         body = node.body
         place = body.lineno, body.col_offset, body.end_lineno, body.end_col_offset
         return codes if len(codes) == 1 else [code for code in codes if place_of_expression(code) == place]
+
+    def _of_generator(self, node: ast.GeneratorExp) -> list[CodeType]:
+        """Return the code of a generator, as if it made for itself what it goes through first, which Python passes to it."""
+        begins = [code for code in self._codes(GENERATOR) if code.co_firstlineno == node.lineno]
+        # Python makes them in the order in which they are written.
+        self._on_line[node.lineno] = place = self._on_line.get(node.lineno, -1) + 1
+        outer = {*self._code.co_varnames, *self._code.co_cellvars, *self._code.co_freevars}
+        used = {part.id for part in ast.walk(node.generators[0].iter) if isinstance(part, ast.Name)} & outer
+        found = begins[place : place + 1]
+        for code in found:
+            hidden = used & {*code.co_varnames, *code.co_cellvars}
+            if hidden:
+                text = f"{min(hidden)!r} names what is gone through here, and each part of it; give one another name"
+                raise self._refuse(node, text)
+        return [code.replace(co_freevars=(*code.co_freevars, *sorted(used - {*code.co_freevars}))) for code in found]
 
     def _enter(self, name: str, node: ast.FunctionDef, codes: list[CodeType]) -> None:
         if name in self.found:

@@ -103,8 +103,8 @@ _NOT_THERE = {
     **dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT),
     **dict.fromkeys(("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY),
     "reversed": "count down in a loop, as in range(n - 1, -1, -1)",
-    "any": "write a loop, or conditions with `or`",
-    "all": "write a loop, or conditions with `and`",
+    "any": "write conditions with `or`, or a generator, any(... for ... in ...)",
+    "all": "write conditions with `and`, or a generator, all(... for ... in ...)",
 }
 
 # What rounds to 16 bits; kernels compute with the float32 of it.

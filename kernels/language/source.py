@@ -41,7 +41,7 @@ from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lam
 from numbridge.kernels.language.nested_functions import Nested, take_out
 from numbridge.kernels.language.njit_functions import Conversions, Declared, conversions_on_cuda, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
-from numbridge.kernels.language.static_expressions import Scope, replace_static_calls, static
+from numbridge.kernels.language.static_expressions import Scope, replace_static_calls
 from numbridge.kernels.language.static_names import (
     Static,
     has_static_members,
@@ -325,12 +325,10 @@ class FunctionSource:
         around = {name: function.captured for name, function in self._nested.items()}
         scope = Scope(self.function)
 
-        def is_static(called: ast.expr) -> bool:
-            return scope.reached(called, local) is static
+        def reached(called: ast.expr) -> object:
+            return scope.reached(called, local)
 
-        for name, nested in take_out(
-            self.tree, self.function, captured, around, aliases, is_static, self.error
-        ).items():
+        for name, nested in take_out(self.tree, self.function, captured, around, aliases, reached, self.error).items():
             self._nested[name] = _NestedFunction(self, nested)
         first = self.tree.args.posonlyargs or self.tree.args.args
         first[:0] = [ast.copy_location(ast.arg(name), self.tree) for name in captured]
