@@ -48,7 +48,6 @@ _REFUSED: dict[str, tuple[str, str]] = {
     "List": ("a list", "use a tuple, or cuda.local.array for something to write into"),
     "Set": ("a set", "use a tuple"),
     "Dict": ("a dict", "use a tuple"),
-    "Match": ("match", "use if and elif"),
 }
 _ALLOWED = (
     *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass),

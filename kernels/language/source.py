@@ -38,6 +38,7 @@ from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import check_syntax
 from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lambda_of, lines_of
+from numbridge.kernels.language.match_statements import as_conditions
 from numbridge.kernels.language.nested_functions import Nested, take_out
 from numbridge.kernels.language.njit_functions import Conversions, Declared, conversions_on_cuda, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
@@ -275,6 +276,7 @@ class FunctionSource:
         if role == "kernel":
             self.tree.args.defaults = []  # a launch passes every argument
         _loop_over_tuples(self.tree)
+        as_conditions(self.tree, self.error)
         _Separately().visit(self.tree)
         captured = () if within is None else within[1].captured
         # The functions that are defined within this one, or beside it.
