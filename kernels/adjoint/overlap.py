@@ -29,7 +29,7 @@ def share_memory(a: Description, b: Description) -> bool:
     (low, high), (other_low, other_high) = a.extent, b.extent
     if low >= other_high or other_low >= high:
         return False
-    if a.data == b.data:
+    if a.data == b.data or a.word & b.word & nb.CONTIGUOUS:
         return True
     try:
         return np.shares_memory(on_memory(a), on_memory(b), max_work=_WORK)
