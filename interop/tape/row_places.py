@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from numbridge.kernels.readers import Description
 from numbridge.tape.places import Place, Places
 
 if TYPE_CHECKING:
-    from numbridge.kernels.adjoint.touched_rows import Row, Rows
+    from numbridge.kernels.adjoint.touched_rows import Rows
 
 __all__ = ["RowPlaces"]
 
-_NO_NUMBERS: dict[str, int] = {}
+_Row: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
+_Numbered: TypeAlias = tuple[_Row, ...] | None
 
 
 class RowPlaces:
@@ -36,54 +37,72 @@ class RowPlaces:
     """
 
     def __init__(self, names: Sequence[str], rows: Mapping[str, tuple[Rows, Rows]]) -> None:
-        self._arrays = [(names.index(name), loaded, stored) for name, (loaded, stored) in rows.items()]
-        known = [part for _, *both in self._arrays for part in both if part]
-        self._numbers = {name: names.index(name) for part in known for _, terms in part for name, _ in terms}
+        known = [part for both in rows.values() for part in both if part]
+        deciding = sorted({name for part in known for _, terms in part for name, _ in terms})
+        self._deciding = [*map(names.index, deciding)]
+        self._arrays = [
+            (names.index(name), _numbered(loaded, deciding), _numbered(stored, deciding))
+            for name, (loaded, stored) in rows.items()
+        ]
 
     def narrow(
         self, places: Places, at: Sequence[Place | None], arguments: Sequence[Any]
     ) -> tuple[list[Place | None], list[Place | None]]:
         """Return where each argument is loaded from, and where it is stored to, for arguments that lie `at` some places."""
         loaded, stored = list(at), list(at)
-        numbers = self._read(arguments)
-        for k, *both in self._arrays if numbers is not None else ():
+        numbers: list[int] = []
+        for k in self._deciding:
+            number = arguments[k]
+            if not isinstance(number, int | np.integer):
+                return loaded, stored
+            numbers.append(int(number))
+        for k, loads, stores in self._arrays:
             place = at[k]
             if place is None or not (place.found.word & nb.CONTIGUOUS and place.found.shape) or place.is_empty:
                 continue
-            for rows, narrowed in zip(both, (loaded, stored), strict=True):
-                between = None if rows is None else _between(rows, numbers, place.found.shape[0])  # type: ignore[arg-type]
-                if between is not None:
-                    narrowed[k] = _narrowed(places, place, *between)
+            if loads:
+                loaded[k] = _part(places, place, loads, numbers)
+            if stores:
+                stored[k] = _part(places, place, stores, numbers)
             # Where it does only one of both, nothing more is touched.
-            if both[0] == ():
+            if loads == ():
                 loaded[k] = stored[k]
-            elif both[1] == ():
+            elif stores == ():
                 stored[k] = loaded[k]
         return loaded, stored
 
-    def _read(self, arguments: Sequence[Any]) -> dict[str, int] | None:
-        """Return the integers that decide rows, or None if one of them is something else."""
-        if not self._numbers:
-            return _NO_NUMBERS
-        found = {name: arguments[k] for name, k in self._numbers.items()}
-        if not all(isinstance(value, int | np.integer) for value in found.values()):
-            return None
-        return {name: int(value) for name, value in found.items()}
+
+def _numbered(rows: Rows, deciding: Sequence[str]) -> _Numbered:
+    """Return rows with the positions of what decides them in place of names."""
+    if rows is None:
+        return None
+    return tuple((known, tuple((deciding.index(name), factor) for name, factor in terms)) for known, terms in rows)
 
 
-def _between(rows: Iterable[Row], numbers: Mapping[str, int], count: int) -> tuple[int, int] | None:
-    """Return the first and the last of some rows of an array of `count`, or None if one of them is none."""
-    found = [known + sum(factor * numbers[name] for name, factor in terms) for known, terms in rows]
-    # A negative index counts from the end.
-    found = [row + count if row < 0 else row for row in found]
-    return (min(found), max(found)) if found and all(0 <= row < count for row in found) else None
-
-
-def _narrowed(places: Places, place: Place, first: int, last: int) -> Place:
-    """Return the place of some rows of an array, which is known from now on."""
-    found = place.found
-    if (first, last) == (0, found.shape[0] - 1):
+def _part(places: Places, place: Place, rows: Iterable[_Row], numbers: Sequence[int]) -> Place:
+    """Return the place of some rows of an array, from the first to the last; all of it where one of them is none of its rows."""
+    count = place.found.shape[0]
+    first, last = count, -1
+    for row, terms in rows:
+        for n, factor in terms:
+            row += factor * numbers[n]  # noqa: PLW2901 - a sum
+        if row < 0:
+            row += count  # noqa: PLW2901 - from the end
+        if not 0 <= row < count:
+            return place
+        first, last = min(first, row), max(last, row)
+    if first == 0 and last == count - 1:
         return place
+    if place.parts is None:
+        place.parts = {}
+    known = place.parts.get((first, last))
+    if known is None:
+        known = place.parts[first, last] = _made(places, place, first, last)
+    return known
+
+
+def _made(places: Places, place: Place, first: int, last: int) -> Place:
+    found = place.found
     row = math.prod(found.shape[1:]) * found.itemsize
     shape = (last - first + 1, *found.shape[1:])
     made = places.keep(Description(found.word, found.data + first * row, shape, found.strides, found.device_id))
