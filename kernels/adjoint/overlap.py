@@ -29,8 +29,10 @@ def share_memory(a: Description, b: Description) -> bool:
     (low, high), (other_low, other_high) = a.extent, b.extent
     if low >= other_high or other_low >= high:
         return False
-    if a.data == b.data or a.word & b.word & nb.CONTIGUOUS:
+    if a.data == b.data:
         return True
+    if a.word & b.word & nb.CONTIGUOUS:
+        return low < high and other_low < other_high
     try:
         return np.shares_memory(on_memory(a), on_memory(b), max_work=_WORK)
     except np.exceptions.TooHardError:

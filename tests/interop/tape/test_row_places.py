@@ -165,6 +165,28 @@ def test_one_array_may_be_passed_twice_for_rows_of_its_own_only():
             nb.launch(between, N, [x, x, 2, -1])
 
 
+@nb.kernel
+def scatter_into_the_same(x, t):
+    i = nb.tid()
+    nb.atomic_add(x, (t, (i + 1) % x.shape[1]), x[t - 1, i] * x[t - 1, i])
+
+
+def test_what_is_read_where_others_add_is_passed_apart():
+    x, loss, direction = _states(3), _loss(), generator.normal(size=N)
+    with (
+        nb.Tape(),
+        pytest.raises(nb.KernelUnsupportedError, match="on a tape an array may be passed for two, if each touches"),
+    ):
+        nb.launch(scatter_into_the_same, N, [x, 1])
+    with nb.Tape() as tape:
+        nb.launch(scatter, N, [x, x, 0, 1])
+        nb.launch(scatter, N, [x, x, 1, 2])
+        nb.launch(squares_of_last, N, [x, loss])
+    tape.backward(loss)
+    wanted = _derivative(lambda z: (np.roll(np.roll(z[0] ** 2, 1) ** 2, 1) ** 2).sum(), 3, direction)
+    np.testing.assert_allclose(x.grad.numpy()[0] @ direction, wanted, rtol=1e-12)
+
+
 def test_a_row_that_something_else_has_changed_is_noticed():
     x, loss = _states(4), _loss()
     with nb.Tape() as tape:
@@ -231,3 +253,53 @@ def test_a_tape_whose_rows_are_used_may_go_back_again():
     once = x.grad.numpy().copy()
     tape.backward(loss)
     np.testing.assert_allclose(x.grad.numpy(), 2 * once, rtol=1e-15)
+
+
+STATE = np.dtype([("x", np.float64), ("count", np.int64)], align=True)
+
+
+@nb.kernel
+def follow_records(s, t):
+    i = nb.tid()
+    s[t, i].x = s[t - 1, i].x * nb.sin(s[t - 1, (i + 1) % s.shape[1]].x)
+
+
+@nb.kernel
+def squares_of_last_records(s, loss):
+    i = nb.tid()
+    nb.atomic_add(loss, 0, s[-1, i].x * s[-1, i].x)
+
+
+def test_rows_of_records():
+    s, loss, direction = nb.zeros((4, N), dtype=STATE, requires_grad=True), _loss(), generator.normal(size=N)
+    s.numpy()["x"][0] = START
+    with nb.Tape() as tape:
+        for t in range(1, 4):
+            nb.launch(follow_records, N, [s, t])
+        nb.launch(squares_of_last_records, N, [s, loss])
+    assert tape.kept_bytes == 0
+    tape.backward(loss)
+    wanted = _derivative(lambda z: (_followed(z)[-1] ** 2).sum(), 4, direction)
+    np.testing.assert_allclose(s.grad.numpy()["x"][0] @ direction, wanted, rtol=1e-12)
+
+
+@nb.kernel
+def follow_in_tuple(states, t):
+    x, y = states
+    i = nb.tid()
+    before = y[t - 1]
+    row = x[t]
+    row[i] = before[i] * nb.sin(before[(i + 1) % y.shape[1]])
+    y[t, i] = row[i]
+
+
+def test_rows_of_arrays_in_a_tuple_and_rows_that_have_a_name():
+    x, y, loss, direction = _states(4), _states(4), _loss(), generator.normal(size=N)
+    with nb.Tape() as tape:
+        for t in range(1, 4):
+            nb.launch(follow_in_tuple, N, [(x, y), t])
+        nb.launch(squares_of_last, N, [y, loss])
+    assert tape.kept_bytes == 0
+    tape.backward(loss)
+    wanted = _derivative(lambda z: (_followed(z)[-1] ** 2).sum(), 4, direction)
+    np.testing.assert_allclose(y.grad.numpy()[0] @ direction, wanted, rtol=1e-12)
