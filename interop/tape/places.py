@@ -55,6 +55,8 @@ class Place:
         What `RememberedContents` saw here last, and in which of its rounds.
     read, carried : int or None
         The checksums that it remembers for adjoints, and for gradients that are carried through.
+    parts : dict or None
+        The places of some of its rows, by the first and the last.
     """
 
     # Most places never differ from these.
@@ -63,6 +65,7 @@ class Place:
     checksum, looked_at = 0, -1
     read: int | None = None
     carried: int | None = None
+    parts: dict[tuple[int, int], Place] | None = None
 
     def __init__(self, found: Description, links: list[Place]) -> None:
         self.found = found
@@ -81,6 +84,9 @@ class Place:
 
     def meets(self, other: Place) -> bool:
         """Tell whether two places share memory; both must be kept."""
+        (low, high), (other_low, other_high) = self.found.extent, other.found.extent
+        if low >= other_high or other_low >= high:
+            return False
         return other in self.links if len(self.links) < len(other.links) else self in other.links
 
     def vary(self) -> None:
@@ -121,6 +127,7 @@ class Places:
         """Let places go at once, not when somebody looks for objects that hold each other."""
         for place in self._known.values():
             place.links.clear()
+            place.parts = None
 
     def find(self, found: Description) -> Place:
         """Return where an array lies; a place that is new is not kept, and those that it is linked to do not know it."""

@@ -80,7 +80,7 @@ class _Retained:
 
 def _written(event: Event) -> Sequence[Place]:
     if isinstance(event, LaunchEvent):
-        return [event.places[n] for n in event.recipe.written]
+        return event.made
     if isinstance(event, FunctionEvent):
         return ()  # whose function itself says what is left of its arrays' gradients
     return event.places[1:] if isinstance(event, CopyEvent) else event.places

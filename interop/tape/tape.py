@@ -178,11 +178,14 @@ class Tape:
                 self._keep_before(self._places.find(found[k]))
             return None
         at = self._places.keep_each(found, signature.arrays)
-        event = self._event(signature, geometry, arguments, at)
-        changed: list[Place] = [*map(at.__getitem__, signature.written)]  # type: ignore[list-item]
+        event, stored = self._event(signature, geometry, arguments, at)
+        changed: list[Place] = [*map(stored.__getitem__, signature.written)]  # type: ignore[list-item]
         for place in changed:
             self._keep_before(place)
             place.is_made = True
+        if stored is not at:
+            for k in signature.written:
+                at[k].is_made = True  # type: ignore[union-attr]
         # Adjoints that a backward pass within this tape's block launches are another tape's.
         if event is None and (signature.is_derivative and not watching.is_recorded()):
             return None
@@ -191,12 +194,14 @@ class Tape:
             self._refuse_beneath(at[k], by, is_unrecorded=not watching.is_recorded())  # type: ignore[arg-type]
         if event is None:
             return self._watching(changed, f"the launch of kernel {kernel.name!r}")
-        foreign = self._contents.changed(event.places)
+        foreign = self._contents.changed(_touched(event))
         if foreign:
             self._refuse_gradients(foreign, f"the launch of kernel {kernel.name!r}")
         if isinstance(event, LaunchEvent):
             for k in event.recipe.snapshot:
-                self._keep(event, k, {})
+                loaded, made = event.at[k], stored[k]
+                if loaded is made or share_memory(loaded.found, made.found):  # type: ignore[union-attr]
+                    self._keep(event, k, {})
         return functools.partial(self._record, kernel, event, changed)
 
     def _refuse_beneath(self, place: Place, by: str, *, is_unrecorded: bool = False) -> None:
@@ -228,7 +233,7 @@ class Tape:
             event = OpaqueEvent([place for place in changed if place.is_float], f"kernel {kernel.name!r}, which raised")
         number = len(self._events)
         self._events.append(event)
-        self._contents.remember_carried(event.places, changed)
+        self._contents.remember_carried(_touched(event), changed)
         if isinstance(event, LaunchEvent):
             for k in event.reads:
                 place = event.at[k]
@@ -253,15 +258,15 @@ class Tape:
 
     def _event(
         self, signature: Signature, geometry: Any, arguments: Sequence[Any], at: Sequence[Place | None]
-    ) -> LaunchEvent | OpaqueEvent | None:
-        """Return what is to be recorded of a launch, or None."""
+    ) -> tuple[LaunchEvent | OpaqueEvent | None, Sequence[Place | None]]:
+        """Return what is to be recorded of a launch, or None, and where it stores to each array that it writes."""
         active, required = self._active(signature, arguments, at)
         if not active:
-            return None
+            return None, at
         kernel, is_recorded = signature.kernel, watching.is_recorded()
         is_derivative = signature.is_derivative
         if is_derivative and not is_recorded:
-            return None
+            return None, at
         self._objects += arguments
         for k in signature.arrays:
             place: Place = at[k]  # type: ignore[assignment]
@@ -269,12 +274,19 @@ class Tape:
                 place.holder = arguments[k] if type(arguments[k]) is Array else native().capture(arguments[k])
         if not (is_recorded and signature.is_differentiable):
             touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
-            return OpaqueEvent(touched, why_opaque(kernel, is_recorded), is_unrecorded=not is_recorded)
-        if meet(at, signature.pairs) or signature.writes_repeatedly(at):
+            return OpaqueEvent(touched, why_opaque(kernel, is_recorded), is_unrecorded=not is_recorded), at
+        are_apart = not (meet(at, signature.pairs) or signature.writes_repeatedly(at))
+        recipe = signature.recipe(active)
+        event, stored = LaunchEvent(recipe, geometry, arguments, at), at
+        if recipe.rows is not None:
+            loaded, stored = recipe.rows.narrow(self._places, at, arguments)
+            event.narrow(loaded, stored)
+            are_apart = are_apart or signature.are_apart(loaded, stored)
+        if not are_apart:
             signature.refuse_overlaps(at)
         for k in required:
             self._remember_array(arguments[k], at[k])  # type: ignore[arg-type]
-        return LaunchEvent(signature.recipe(active), geometry, arguments, at)
+        return event, stored
 
     def _active(
         self, signature: Signature, arguments: Sequence[Any], at: Sequence[Any]
@@ -412,12 +424,12 @@ class Tape:
         for number, k in reads:
             event = self._events[number]
             assert isinstance(event, LaunchEvent)
-            if has_moved(event.arguments[k], place) or not self._contents.holds_read(place):
+            if has_moved(event.arguments[k], event.wholes[k]) or not self._contents.holds_read(place):
                 event.lost += (k,)
             self._keep(event, k, copies)
 
     def _keep(self, event: LaunchEvent, k: int, copies: dict[Place, Any]) -> None:
-        place = event.at[k]
+        place = event.wholes[k]
         assert place is not None
         if place not in copies:
             copies[place] = _copy(event.arguments[k])
@@ -755,6 +767,11 @@ class Tape:
         self.__init__(self._check_contents)  # type: ignore[misc]
         if self._thread is not None:
             watching.watch(self)
+
+
+def _touched(event: Event) -> Sequence[Place]:
+    """Return where an event loads from what gradients pass through, and where it stores to that."""
+    return event.touched if isinstance(event, LaunchEvent) else event.places
 
 
 def _hold(place: Place, argument: Any) -> None:

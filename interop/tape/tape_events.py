@@ -52,8 +52,14 @@ class LaunchEvent(Event):
         Of the launch.
     arguments : sequence
         What it was launched with; for those that have been overwritten since, the copies that were kept.
+    wholes : sequence of Place or None
+        Where each array among the arguments lies.
     at : sequence of Place or None
-        Where each array among the arguments lies, unless it is such a copy.
+        Where the launch loads from each, which may be some of its rows; None for a copy.
+    made : list of Place
+        Where it stored to its active arguments.
+    touched : list of Place
+        Where it did either.
     reads : tuple of int
         The arguments whose contents the adjoint reads and which have not been kept yet.
     lost : tuple of int
@@ -62,14 +68,24 @@ class LaunchEvent(Event):
         The variables that it was compiled with.
     """
 
-    __slots__ = ("arguments", "at", "dependencies", "geometry", "lost", "reads", "recipe")
+    __slots__ = ("arguments", "at", "dependencies", "geometry", "lost", "made", "reads", "recipe", "touched", "wholes")
 
     def __init__(self, recipe: Recipe, geometry: Any, arguments: Sequence[Any], at: Sequence[Place | None]) -> None:
         self.recipe, self.geometry = recipe, geometry
-        self.arguments, self.at = arguments, at
-        self.places = [*map(at.__getitem__, recipe.active)]  # type: ignore[list-item]
+        self.arguments, self.wholes, self.at = arguments, at, at
+        places: list[Any] = [*map(at.__getitem__, recipe.active)]
+        self.places = self.touched = places
+        self.made = [places[n] for n in recipe.written]
         self.reads, self.dependencies = recipe.reads, recipe.dependencies
         self.lost: tuple[int, ...] = ()
+
+    def narrow(self, loaded: Sequence[Place | None], stored: Sequence[Place | None]) -> None:
+        """Say which parts of its arguments the launch loads from, and stores to."""
+        self.at = loaded
+        active, written = self.recipe.active, self.recipe.signature.written
+        made: list[Any] = [stored[k] for k in active if k in written]
+        self.made = made
+        self.touched = list(dict.fromkeys([*(place for k in active if (place := loaded[k]) is not None), *made]))
 
     def keep(self, k: int, copy: Any) -> None:
         """Have a copy of an argument in its place, which is about to be overwritten."""

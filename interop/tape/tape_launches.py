@@ -25,6 +25,7 @@ from numbridge.kernels.variant import variants_of
 from numbridge.tape.adjoint_memory import AdjointMemory, Region
 from numbridge.tape.places import Place
 from numbridge.tape.remembered_contents import RememberedContents
+from numbridge.tape.row_places import RowPlaces
 from numbridge.tape.sparing_adjoints import SparingAdjoint, reverse_sparingly, sparing_adjoint
 from numbridge.tape.tape_events import LaunchEvent
 
@@ -76,6 +77,19 @@ class Signature:
                 return True
         return False
 
+    def are_apart(self, loaded: Sequence[Any], stored: Sequence[Any]) -> bool:
+        """Tell whether a launch stores to nothing that it touches as another array, given which parts it touches.
+
+        Then no thread's part in one array's gradient is another's in that of another array.
+        """
+        if self.writes_repeatedly(stored):
+            return False
+        for a, b in self.pairs:
+            for one, other in ((stored[a], loaded[b]), (loaded[a], stored[b]), (stored[a], stored[b])):
+                if one is other or one.meets(other):
+                    return False
+        return True
+
     def refuse_overlaps(self, at: Sequence[Any]) -> None:
         """Refuse arrays that share memory, with each other or themselves, where a gradient would be wrong."""
         found = {self.names[k]: at[k].found for k in self.arrays}
@@ -113,6 +127,8 @@ class Recipe:
         The parameters whose contents the adjoint reads, in their order.
     snapshot : frozenset of int
         Those of them that must be as they were before the launch, which changes them.
+    rows : RowPlaces or None
+        The arrays of which a launch may touch some rows only.
     dependencies : tuple of Dependency
         The variables that the kernel was compiled with.
     """
@@ -133,6 +149,7 @@ class Recipe:
                 self.adjoint = adjoint
         self.reads = tuple(sorted(map(signature.names.index, plan.reads)))
         self.snapshot = frozenset(map(signature.names.index, plan.snapshot))
+        self.rows = RowPlaces(signature.names, plan.rows) if plan.rows else None
         self.dependencies: tuple[Dependency, ...] = signature.variants.dependencies
         # A launch has looked at the kernel's own already when it comes to be recorded.
         own = {(id(d.container), d.name) for d in self.dependencies if d.container is not None}
@@ -238,10 +255,11 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
     if event.dependencies:
         check_unchanged(f"backward through kernel {signature.kernel.name!r}", event.dependencies)
     arguments, at, reads = event.arguments, event.at, event.reads
+    wholes = event.wholes
     is_checked = False
     for k in signature.arrays:
         argument = arguments[k]
-        if (type(argument) is not Array or argument._source is not None) and has_moved(argument, at[k]):
+        if (type(argument) is not Array or argument._source is not None) and at[k] and has_moved(argument, wholes[k]):
             if k in reads:
                 raise NumbridgeError(
                     f"backward: the tensor of {signature.called(k)} has been "

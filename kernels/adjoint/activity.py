@@ -621,7 +621,10 @@ class Needs:
                     "in an array and use it in another kernel",
                 )
             loads = [o for o in self._ops if isinstance(o, Load) and o.array is op.array and o.result in every]
-            way = "read it in another kernel"
+            way = (
+                "read it in another kernel, or through another parameter: on a tape an array may be passed for two, if each "
+                "touches other rows, which constants and integers by value decide"
+            )
             if op.array.kind == "shared":
                 loads = [load for load in loads if self._runs_again_before(load, op)]
                 way = (

@@ -55,6 +55,7 @@ from numbridge.kernels.variant import Variants, variants_of
 if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
+    from numbridge.kernels.adjoint.touched_rows import Rows
 
 __all__ = ["Derivative", "Plan", "check_floats", "derived", "lasting_outputs", "with_gradients"]
 
@@ -80,6 +81,8 @@ class Plan:
         Those of the `snapshot` that another derivative could take as the kernel has `left` them.
     spent : frozenset of str
         Wanted arrays that the kernel stores to and never reads, so that an adjoint ends their adjoints.
+    rows : mapping of str to (Rows, Rows)
+        Of arrays of the kernel, which rows it loads and stores, where that is known.
     measured : Measured or None
         On CUDA, what counts the entries on its stacks, if it has any.
     in_blocks : bool
@@ -105,6 +108,7 @@ class Plan:
     writes: frozenset[str]
     lasting: frozenset[str] = frozenset()
     spent: frozenset[str] = frozenset()
+    rows: Mapping[str, tuple[Rows, Rows]] = dataclasses.field(default_factory=dict)
     measured: Measured | None = None
     in_blocks: bool = False
     active: tuple[Any, ...] = dataclasses.astuple(EVERYWHERE)
@@ -347,6 +351,7 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS
         from numbridge.kernels.adjoint.measuring import measure
         from numbridge.kernels.adjoint.reverse import reverse
+        from numbridge.kernels.adjoint.touched_rows import touched_rows
         from numbridge.kernels.adjoint.uniform import check_meetings
 
         program, rewritten = self._base_program(parameters, weak, target)
@@ -361,6 +366,7 @@ class Derivative(Kernel):
             raise KernelUnsupportedError(f"{text}, but run a loop over the grid; pass zeros to add to, and no `fresh`")
         how = {**self.options_of_its_own, **limits}
         del how["unused"]  # `reverse` finds out what is
+        rows = touched_rows(program)
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
@@ -385,6 +391,7 @@ class Derivative(Kernel):
             made.writes | (adjoints - {f"{ADJOINT}{name}" for name in made.untouched}),
             made.lasting,
             made.spent,
+            rows,
             measured,
             in_crew,
             dataclasses.astuple(rewritten.active),

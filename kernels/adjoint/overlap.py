@@ -31,6 +31,8 @@ def share_memory(a: Description, b: Description) -> bool:
         return False
     if a.data == b.data:
         return True
+    if a.word & b.word & nb.CONTIGUOUS:
+        return low < high and other_low < other_high
     try:
         return np.shares_memory(on_memory(a), on_memory(b), max_work=_WORK)
     except np.exceptions.TooHardError:

@@ -100,6 +100,17 @@ _OF_MATH = _INSTEAD | {
     "isclose": "write abs(a - b) <= tolerance",
     **dict.fromkeys(("sum", "fsum", "prod", "comb", "perm", "factorial"), "write a loop"),
 }
+# What vectors and matrices of other languages have methods for.
+_METHODS = {
+    "norm": "nb.length(v)",
+    "norm_sqr": "nb.length_sq(v)",
+    "normalized": "nb.normalize(v)",
+    "cross": "nb.cross(v, w)",
+    "outer_product": "nb.outer(v, w)",
+    "cast": "the name of the type, as in nb.vec2i(v)",
+    "T": "nb.transpose(m)",
+    **{name: f"nb.{name}(m)" for name in ("transpose", "determinant", "trace", "inverse")},
+}
 _ALIKE = "make them alike, as in (1.0, 2.0), or write the parts out"
 # Whose names are the user's, unlike those of what takes the place of operations in generated code.
 _FUNCTIONS = frozenset({*dir(builtins), *dir(math), *dir(cmath), *dir(np), *dir(np.linalg), *FUNCTIONS, *_INSTEAD})
@@ -203,6 +214,8 @@ def _of_call(function: str, signature: str) -> str | None:
     called = _CALLED.match(function)
     if called is None or called[1].startswith("_") or ("<intrinsic " in function and called[1] not in _FUNCTIONS):
         return None
+    if called[1] == "dot" and len({*kinds}) == 1 and "array" not in kinds[0]:
+        return f"numpy.dot does not take ({', '.join(kinds)}); write nb.dot(v, w), or m @ n for matrices"
     return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1])}"
 
 
@@ -343,6 +356,8 @@ def _of_index(given: list[str], kinds: list[str]) -> str | None:
     if (fraction := _of_fraction(given[1])) is not None:
         return fraction
     if _is_array(given[0]):
+        if _ELEMENT.fullmatch(given[1].strip()):
+            return _of_vector_index(kinds)
         return (
             f"{_with_article(kinds[0])} has no index of type {kinds[1]}; its elements are indexed apart, as in a[i][0]"
         )
@@ -352,10 +367,19 @@ def _of_index(given: list[str], kinds: list[str]) -> str | None:
     )
 
 
+def _of_vector_index(kinds: list[str]) -> str:
+    return (
+        f"{_with_article(kinds[0])} has no index of type {kinds[1]}; its indices are numbers, one for each axis, as in "
+        "a[v[0], v[1]]"
+    )
+
+
 def _of_store(given: list[str], kinds: list[str]) -> str | None:
     if (fraction := _of_fraction(given[1])) is not None:
         return fraction
     if _is_array(given[0]):
+        if _ELEMENT.fullmatch(given[1].strip()):
+            return _of_vector_index(kinds)
         inner = kinds[0].removeprefix("array of ")
         if kinds[2] != inner and kinds[1] != "tuple":
             wanted = f"{inner}(...)" if "element(" in given[0] else "its parts, as in v[0]"
@@ -392,6 +416,8 @@ _CALLS: dict[str, Callable[[list[str], list[str]], str | None]] = {
 
 
 def _of_part(found: re.Match[str]) -> str:
+    if found[1] in _METHODS:
+        return f"{_with_article(found[2])} has no method {found[1]!r}; write {_METHODS[found[1]]}"
     return f"{_with_article(found[2])} has no part {found[1]!r}; take components, as in v[0], or make a new one of them"
 
 

@@ -328,7 +328,8 @@ def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any)
     indices = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
     if len(indices) != array.ndim or not all(isinstance(part, types.Integer) for part in indices):
         wanted = "an integer" if array.ndim == 1 else f"a tuple of {array.ndim} integers"
-        raise TypingError(f"atomic_{name} needs {wanted} to index {array}, got {index}")
+        way = "; pass the components, as in (v[0], v[1])" if isinstance(index, NumbaElement) else ""
+        raise TypingError(f"atomic_{name} needs {wanted} to index {array}, got {index}{way}")
     if isinstance(array.dtype, NumbaElement):
         for value in values:
             if value != array.dtype:

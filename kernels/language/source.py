@@ -783,12 +783,16 @@ _EXPRESSIONS = {
     },
     "block_dim": "cuda.blockDim.x",
     "clamp": "min(max(x, low), high)",
+    "diag": "the matrix out, as in nb.mat22(v[0], 0.0, 0.0, v[1])",
+    "identity": "the matrix out, as in nb.mat22(1.0, 0.0, 0.0, 1.0)",
     "lerp": "a * (1.0 - t) + b * t",
     "mod": "math.fmod(x, y)",
+    "ndrange": "one loop over range(...) in another",
     "printf": "print(...)",
     **dict.fromkeys(
         ("rand_init", "randf", "randi", "randn"), "xoroshiro128p_uniform_float32(states, i) of numba.cuda.random"
     ),
+    "rsqrt": "1.0 / nb.sqrt(x)",
     "select": "if_true if condition else if_false",
     "sign": "math.copysign(1.0, x)",
     "where": "a if condition else b",

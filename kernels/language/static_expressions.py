@@ -14,7 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -45,7 +45,8 @@ def static(expr: _T) -> _T:
     Parameters
     ----------
     expr : number, str, tuple, vector, matrix, numpy.ndarray, device function or type
-        What it evaluates to. A Python float takes the kernel's floating type, as a literal does. An array is a copy.
+        What it evaluates to. A Python float takes the kernel's floating type, as a literal does. An array is a copy. A call of
+        ``range`` is one of constants, to be looped over.
 
     Returns
     -------
@@ -121,6 +122,20 @@ class _Replacer(ast.NodeTransformer):
         if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
             raise self._refuse(node, "nb.static(expr) takes one expression")
         expression = node.args[0]
+        if self._is_range(expression):
+            # As loops are written elsewhere that are to be unrolled: short ones of constant bounds are.
+            bounds = expression.args
+            expression.args = [b if isinstance(b, ast.Constant) else self._constant(b) for b in bounds]
+            return expression
+        return self._constant(expression)
+
+    def _is_range(self, node: ast.expr) -> TypeGuard[ast.Call]:
+        if not isinstance(node, ast.Call) or node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+            return False
+        return self._scope.reached(node.func, self._local) is range
+
+    def _constant(self, expression: ast.expr) -> ast.expr:
+        """Return the name that stands for an expression."""
         for part in _free_names(expression):
             if part.id in self._local:
                 raise self._refuse(
@@ -131,7 +146,7 @@ class _Replacer(ast.NodeTransformer):
         # No user can write this name; in messages it reads as the source does.
         made = StaticExpression(expression, self._scope, self._refuse)
         self.found.setdefault(made.text, made)
-        return ast.copy_location(ast.Name(made.text, ast.Load()), node)
+        return ast.copy_location(ast.Name(made.text, ast.Load()), expression)
 
 
 def _free_names(expression: ast.expr) -> Iterator[ast.Name]:
@@ -387,6 +402,8 @@ def is_constant(value: Any) -> bool:
 
 
 def _described(value: Any) -> str:
+    if isinstance(value, range):
+        return "a range; write range(...) itself, of numbers that are constants"
     if isinstance(value, list | set):
         return f"a {type(value).__name__}, which may change; make it a tuple"
     return f"an object of type {type(value).__name__}"

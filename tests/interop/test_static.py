@@ -45,6 +45,33 @@ def ran(kernel: nb.Kernel, count: int = 2, start: float = 1.0) -> list[float]:
     return x.list()
 
 
+def test_a_range_is_one_of_constants():
+    settings = Settings(count=3)
+
+    @nb.kernel
+    def unrolled(x):
+        i = nb.tid()
+        for k in nb.static(range(1, settings.count + 1)):
+            for _ in nb.static(range(2)):
+                x[i] += float(k)
+
+    assert ran(unrolled) == [13.0, 13.0]
+    settings.count = 1
+    assert ran(unrolled) == [3.0, 3.0]
+
+    several = range(3)
+
+    @nb.kernel
+    def of_a_name(x):
+        for k in nb.static(several):
+            x[k] = 1.0
+
+    with pytest.raises(
+        nb.KernelError, match=r"nb.static gave a range; write range\(\.\.\.\) itself, of numbers that are const"
+    ):
+        nb.launch(of_a_name, 1, [nb.zeros(3)])
+
+
 def test_an_expression_is_a_constant_of_the_compiled_code() -> None:
     @nb.kernel
     def scale(x: nb.array[float]):

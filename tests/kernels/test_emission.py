@@ -233,6 +233,14 @@ def test_hidden_parameters_reach_device_functions():
             r"no attribute 'rand_init'; write xoroshiro128p_uniform_float32\(states, i\) of numba",
         ),
         ("nb.atomic_inc(x, 0, 5)", r"no attribute 'atomic_inc'; write cuda\.atomic\.inc\n"),
+        (
+            "x[0] = nb.identity(2)[0, 0]",
+            r"no attribute 'identity'; write the matrix out, as in nb\.mat22\(1\.0, 0\.0, ",
+        ),
+        (
+            "for i, j in nb.ndrange(3, 3): x[i] = j",
+            r"no attribute 'ndrange'; write one loop over range\(\.\.\.\) in another",
+        ),
         ("x[0] = nb.pi", r"no attribute 'pi'; write math\.pi, which kernels take from Python"),
         ("x[0] = nb.no_such(x[0])", r"has no attribute 'no_such'\n"),
         ("i, j, k, m, n = tid()", "up to 4 indices"),

@@ -205,6 +205,30 @@ def half_the_index_of_a_store(x):
     x[i / 2] = nb.vec3(1.0, 2.0, 3.0)
 
 
+@nb.kernel
+def at_a_vector(x):
+    cell = nb.vec2i(1, nb.tid())
+    x[cell][0] = 1.0
+
+
+@nb.kernel
+def stored_at_a_vector(x):
+    cell = nb.vec2i(1, nb.tid())
+    x[cell] = nb.vec3(1.0)
+
+
+@nb.kernel
+def method(x: nb.array[nb.vec3]):
+    i = nb.tid()
+    x[i] = x[i].normalized()
+
+
+@nb.kernel
+def dot_as_a_method(x: nb.array[nb.vec3]):
+    i = nb.tid()
+    x[i][0] = x[i].dot(x[i])
+
+
 VECTORS = [np.ones((4, 3), np.float32)]
 FRACTION = "an index is an integer, and this is a float64; divide with //, or convert with int(...)"
 CASES = [
@@ -225,6 +249,10 @@ CASES = [
         "an array of float32 holds nothing but float32, and vec3 is stored; store its parts, as in v[0]",
     ),
     (together, "the components of its elements are indexed apart, as in a[i][0] = value"),
+    (at_a_vector, "has no index of type vec2i; its indices are numbers, one for each axis, as in a[v[0], v[1]]"),
+    (stored_at_a_vector, "has no index of type vec2i; its indices are numbers, one for each axis, as in a[v[0], v[1]]"),
+    (method, "a vec3 has no method 'normalized'; write nb.normalize(v)"),
+    (dot_as_a_method, "numpy.dot does not take (vec3, vec3); write nb.dot(v, w), or m @ n for matrices"),
     (half_the_index, FRACTION),
     (half_the_index_of_a_store, FRACTION),
     (nothing_left, "and a slice is written with constants, within its dimensions, and leaves something of it"),

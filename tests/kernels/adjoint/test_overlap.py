@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from numbridge.kernels.adjoint.overlap import are_apart, check_overlaps, repeats
+from numbridge.kernels.adjoint.overlap import are_apart, check_overlaps, repeats, share_memory
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import describe
@@ -79,3 +79,11 @@ def test_arrays_are_apart_in_any_order(parts, apart):
 def test_an_array_without_gaps_repeats_nothing():
     assert not repeats(describe(_BLOCK)) and not repeats(describe(_BLOCK[::-1]))
     assert repeats(describe(np.lib.stride_tricks.sliding_window_view(_BLOCK, 3)))
+
+
+def test_an_array_without_elements_shares_nothing_of_one_around_it():
+    x = np.zeros((6, 2))
+    assert not share_memory(describe(x[3:3]), describe(x))
+    assert not share_memory(describe(x), describe(x[3:3]))
+    assert share_memory(describe(x[3:4]), describe(x))
+    assert not share_memory(describe(x[3:4]), describe(x[4:]))
