@@ -124,8 +124,10 @@ USES += (
     "grad_some",
     "vmap_grad",
     "scan",
+    "reshaped",
+    "shard_map",
 )
-ON_DEVICES = "sharded", "sharded_grad", "pmap"
+ON_DEVICES = "sharded", "sharded_grad", "pmap", "shard_map"
 REVERSE = (
     "grad",
     "vjp",
@@ -801,6 +803,12 @@ def used(use: str, f: Callable[..., Any], values: list[Any]) -> Any:
             return jax.jit(f, donate_argnums=tuple(range(len(values))), keep_unused=True)(*copies)
         case "pmap":
             return jax.pmap(f)(*(jnp.stack([x, x, x[::-1] if x.ndim else x, x]) for x in arrays))
+        case "reshaped":
+            # XLA moves a reshape of a result to before operations that may then run in place.
+            return jax.jit(lambda *a: [o.reshape(1, *o.shape, 1) for o in f(*a)])(*arrays)
+        case "shard_map":
+            parts = sharded(lambda *a: [o[None] for o in f(*(x[0] for x in a))], P("d"), P("d"))
+            return jax.jit(parts)(*(jnp.stack([x, x, x[::-1] if x.ndim else x, x]) for x in arrays))
         case "disable_jit":
             with jax.disable_jit():
                 return f(*arrays)

@@ -29,7 +29,7 @@ from numbridge.jax_ffi.values import named
 from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.errors import KernelUnsupportedError
 
-__all__ = ["bind_call", "bind_form", "primitive"]
+__all__ = ["alike", "axes_of", "bind_call", "bind_form", "primitive"]
 
 _BODIES = 1024
 
@@ -61,21 +61,21 @@ def _converted(operand: Any, dtype: Any) -> Any:
 
 
 def _bind(call: Call, operands: Sequence[Any]) -> Any:
-    operands = _alike(operands)
+    operands = alike(operands)
     return primitive().bind(*operands, call=call, body=_runner(call).trace(*operands).jaxpr)
 
 
 def bind_form(form: Form, operands: Sequence[Any]) -> Any:
     """Run a derivative, or add it to the program that is being traced; return its results."""
-    operands = _alike(operands)
+    operands = alike(operands)
     return _derivative().bind(*operands, form=form, outline=_outline(form).trace(*operands).jaxpr)
 
 
-def _alike(operands: Sequence[Any]) -> list[Any]:
+def alike(operands: Sequence[Any]) -> list[Any]:
     """Return values that all vary over the same axes within `jax.shard_map`, as one call needs them."""
     import jax
 
-    varying = [_axes_of(jax.typeof(x)) for x in operands]
+    varying = [axes_of(jax.typeof(x)) for x in operands]
     union = frozenset().union(*varying)
     return [
         x if union == own else jax.lax.pcast(x, tuple(union - own), to="varying")
@@ -256,13 +256,13 @@ def _derivative_primitive() -> Any:
 
 def _varying(operands: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
     """Return results that vary over the axes over which the operands do, within `jax.shard_map`."""
-    if not operands or not _axes_of(operands[0]):
+    if not operands or not axes_of(operands[0]):
         return tuple(results)
     known = {"manual_axis_type": operands[0].mat} if hasattr(operands[0], "mat") else {"vma": operands[0].vma}
     return tuple(aval.update(**known) for aval in results)
 
 
-def _axes_of(aval: Any) -> frozenset[Any]:
+def axes_of(aval: Any) -> frozenset[Any]:
     """Return the axes of `jax.shard_map` over which a value varies; how a type says that depends on the version of JAX."""
     found: frozenset[Any] = aval.mat.varying if hasattr(aval, "mat") else getattr(aval, "vma", frozenset())
     return found

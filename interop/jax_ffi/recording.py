@@ -200,7 +200,7 @@ class TracedArray:
         if offset == 0 and _long_axes(shape, strides) == _long_axes(*layout):
             # All elements in their order. A scatter of all of them, reversed, ends the process: XLA makes a map of it.
             return self._view(lambda base: base[place], lambda base, new: new.reshape(base.shape), (shape, strides))
-        return self._view(lambda base: base[place], lambda base, new: base.at[place].set(new), (shape, strides))
+        return self._view(lambda base: base[place], lambda base, new: _with_part(base, place, new), (shape, strides))
 
     def __iter__(self) -> Iterator[TracedArray]:
         """Iterate over views along the first axis."""
@@ -424,6 +424,18 @@ def _check_elements(kernel: Kernel, arguments: Sequence[Any]) -> None:
 def _long_axes(shape: tuple[int, ...], strides: strided.Strides) -> list[tuple[int, int]]:
     """Return extent and stride of the axes that have more than one element, which are all that tells where elements lie."""
     return [(extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1]
+
+
+def _with_part(base: Any, place: Any, new: Any) -> Any:
+    """Return a value in which a part is another one.
+
+    XLA on the CPU moves a reshape of the result, such as `jax.pmap` and `jax.shard_map` make, before the update, which it then
+    runs in place without seeing that it reads there what it has written, as in ``out[1:] = out[:-1]``. Nothing is moved across
+    the barrier. (https://github.com/openxla/xla/issues/49176)
+    """
+    import jax
+
+    return jax.lax.optimization_barrier(base.at[place].set(new))
 
 
 def _launch_value(argument: Any) -> Any:

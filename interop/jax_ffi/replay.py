@@ -17,6 +17,7 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.alone import check_finite, run_alone
 from numbridge.jax_ffi.grouping import Group, group_words, grouped
+from numbridge.jax_ffi.primitive import alike, axes_of
 from numbridge.kernels.errors import NonFiniteError
 
 __all__ = ["DEFAULT_GRAPH_CACHE_MAX", "GraphCache", "bind_replayed"]
@@ -165,7 +166,7 @@ def _evaluated(*operands: Any, jaxpr: Any, graphs: GraphCache) -> list[Any]:
     for part in grouped(inner):
         if isinstance(part, Group):
             results = _custom_call(part, graphs, [read(v) for v in part.operands])
-            values |= {id(v): results[k] for v, k in part.made}
+            values |= {id(v): _varying_as(v, results[k]) for v, k in part.made}
             continue
         inputs, outputs = _ends(part)
         results = _function(_closed(inner, inputs, outputs, part))(*map(read, inputs))
@@ -202,7 +203,15 @@ def _custom_call(group: Group, graphs: GraphCache, operands: Sequence[Any]) -> A
         [jax.ShapeDtypeStruct(*kind) for kind in group.buffers],
         has_side_effect=group.has_side_effect,
         input_output_aliases=group.aliases,
-    )(*map(jax.numpy.asarray, operands), kernel=names, words=words)
+    )(*alike([*map(jax.numpy.asarray, operands)]), kernel=names, words=words)
+
+
+def _varying_as(variable: Any, result: Any) -> Any:
+    """Return the result of a custom call, varying over the axes of `jax.shard_map` over which its variable does."""
+    import jax
+
+    missing = axes_of(variable.aval) - axes_of(jax.typeof(result))
+    return jax.lax.pcast(result, tuple(missing), to="varying") if missing else result
 
 
 # --------------------------------------------------------------------------------------------------------------------

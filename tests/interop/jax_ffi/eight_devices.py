@@ -508,6 +508,21 @@ def check_plans_are_for_one_device_each():
     np.testing.assert_allclose(jax.pmap(lambda x: f(x)[0])(x.reshape(8, 2)), 4 * np.asarray(x).reshape(8, 2))
 
 
+def check_plans_beside_operations_of_jax():
+    def function(x: nb.array[float], out: nb.array[float]):
+        once, more = nb.zeros(x.shape), nb.zeros(x.shape)
+        nb.launch(double, x.shape, [x], [once])
+        nb.launch(double, x.shape, [once], [more])
+        out[:1] = jnp.asarray(x)[:1] + jnp.asarray(more)[:1]
+        out[1:] = more[1:]
+
+    f = jax_callable(function, graph_mode=nb.GraphMode.NUMBRIDGE)
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+    run = jax.jit(jax.shard_map(lambda x: f(x)[0], mesh=mesh, in_specs=P("i"), out_specs=P("i")))
+    x = values(16)
+    np.testing.assert_allclose(run(x), np.where(np.arange(16) % 2, 4, 5) * x)
+
+
 def check_gradients_follow_their_arguments():
     one = jax_kernel(add2, enable_backward=True)
     a, b = values(8, 6), values(8, 6)

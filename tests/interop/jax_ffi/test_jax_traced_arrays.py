@@ -106,6 +106,20 @@ def test_whole_views_are_written_without_a_scatter(mode):
     assert "scatter" not in f.lower(grid).as_text() and (f(grid)[0] == grid).all()
 
 
+@pytest.mark.parametrize("read", [lambda out: out, jnp.asarray], ids=["numbridge", "jax"])
+@traced
+def test_parts_are_read_before_they_are_written(mode, read):
+    """XLA moves a reshape before an update, and runs that in place: https://github.com/openxla/xla/issues/49176."""
+
+    def function(x: nb.array1d[float], out: nb.array1d[float]):
+        nb.launch(double, 4, [x, out])
+        out[1:] = read(out)[:-1]
+
+    f = nb.jax_callable(function, graph_mode=mode)
+    reshaped = jax.jit(lambda x: f(x)[0].reshape(1, 4, 1))
+    assert reshaped(grid[0] + 1).ravel().tolist() == [2, 2, 4, 6]
+
+
 @modes
 def test_vectors_that_are_written(mode):
     def function(v: nb.array1d[nb.vec3], out: nb.array1d[nb.vec3]):
