@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.adjoint.derive import lasting_outputs
-from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeValueError
 from numbridge.kernels.geometry import geometry_of
 from numbridge.kernels.language.indexing import indexing_of, loaded_names
 from numbridge.kernels.launch import launcher
@@ -140,6 +140,13 @@ class Launches:
         return outputs
 
     def _launcher(self, dims: tuple[int, ...]) -> Any:
+        rank = self.kernel.source.index_rank
+        if rank not in (0, len(dims)):
+            whose = f"the shape {dims} of {self.plan.first}" if self.plan.along_first else f"{dims}"
+            raise NumbridgeValueError(
+                f"kernel {self.kernel.name!r} as an operator: its launch dimensions are {whose}, and it asks for {rank} thread "
+                "index(es); give launch_dims where the operator is made"
+            )
         self._is_covered = indexing_of(self.kernel).covered.issuperset(self.plan.outputs)
         geometry = replace(geometry_of(self.kernel, dims, self.plan.block_dim), is_followed=True)
         return _kept(self._launchers, dims, launcher(self.kernel, geometry))

@@ -328,7 +328,13 @@ def made(statement, names=AROUND):
         ),
         ("x[i] = 1.0 if y else 2.0", "an array is .*, or ask whether it was passed, as in x is not None"),
         ("x[i] = math.sin(y)", r"sin does not take \(array of float32\)"),
-        ("x[i] = math.sin(nb.vec3(1.0))", r"sin does not take \(vec3\)"),
+        ("x[i] = math.sin(nb.vec3(1.0))", r"sin does not take \(vec3\); take components, as in sin\(v\[0\]\)"),
+        ("x[i] = np.sum(nb.vec3(1.0))", r"sum does not take \(vec3\); write sum\(c for c in v\)"),
+        ("x[i] = float(nb.vec3(1.0))", r"float32 does not take \(vec3\); take components, as in float32\(v\[0\]\)"),
+        (
+            "x[i] = np.maximum(nb.vec3(1.0), 0.0)[0]",
+            r"maximum does not take \(vec3, float32\); .* maximum\(v\[0\], w\[0\]\)",
+        ),
         ("y.count = 1", "an array has no .count that a kernel stores into; store into its elements"),
         (
             "WEIGHTS[i] = y[i]",

@@ -587,3 +587,15 @@ def test_blocks_that_there_are_not():
     ):
         with pytest.raises(error, match=f"block_dim of kernel 'products': .*{text}"):
             nb.torch_op(products, outputs="c", block_dim=block_dim)
+
+
+@pytest.mark.parametrize(
+    ("dims", "text"),
+    [(None, r"the shape \(2, 3\) of x, and"), ((2, 1), r"\(2, 1\), and")],
+)
+def test_launch_dimensions_of_another_number_than_the_kernel_has_indices(dims, text):
+    sums = nb.torch_op(row_sums, "y", launch_dims=dims, output_dims=2)
+    with pytest.raises(
+        nb.NumbridgeValueError, match=f"its launch dimensions are {text} it asks for 1 .*; give launch_dims"
+    ):
+        sums(torch.ones(2, 3))
