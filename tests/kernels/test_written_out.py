@@ -59,6 +59,11 @@ def test_points_without_values_are_not_read(points, text):
     values = VALUES if points else VALUES[:0]
     with pytest.raises(nb.KernelError, match=rf"ValueError: np.interp: {text}"):
         nb.launch(between, 2, [NUMBERS[:2], POINTS[:points], values, np.zeros((2, 3))])
+    # On CUDA the threads end without a word.
+    y = np.zeros((2, 3))
+    with emulated_cuda() as device:
+        nb.launch(between, 2, [device.on_device(array) for array in (NUMBERS[:2], POINTS[:points], values, y)])
+        assert not device.errors and not y.any()
 
 
 @nb.kernel
