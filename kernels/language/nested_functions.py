@@ -137,6 +137,12 @@ class _Taker(ast.NodeTransformer):
         found = as_loop(node, called)
         if found is not None:
             generator, made, given = found
+            for part in ast.walk(generator):
+                if isinstance(part, ast.NamedExpr):  # which Python assigns around the generator
+                    text = (
+                        f"a generator that assigns, {ast.unparse(part)}, cannot be used in a kernel; write a for loop"
+                    )
+                    raise self._refuse(part, text)
             made.name = self._free(f"{made.name}_of_generator")
             self._enter(made.name, made, self._of_generator(generator))
             function = ast.copy_location(ast.Name(made.name, ast.Load()), node.func)

@@ -39,6 +39,7 @@ from numbridge.kernels.language.intrinsics import Intrinsic, axis_of, intrinsic_
 from numbridge.kernels.language.kernel_syntax import check_syntax
 from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lambda_of, lines_of
 from numbridge.kernels.language.match_statements import as_conditions
+from numbridge.kernels.language.named_expressions import assign_before
 from numbridge.kernels.language.nested_functions import Nested, take_out
 from numbridge.kernels.language.njit_functions import Conversions, Declared, conversions_on_cuda, declared, kept_values
 from numbridge.kernels.language.parsing import parsed, parsed_expression
@@ -277,8 +278,10 @@ class FunctionSource:
             self.tree.args.defaults = []  # a launch passes every argument
         _loop_over_tuples(self.tree)
         as_conditions(self.tree, self.error)
-        _Separately().visit(self.tree)
         captured = () if within is None else within[1].captured
+        outer = {*function.__code__.co_varnames, *function.__code__.co_cellvars, *captured}
+        assign_before(self.tree, lambda called: Scope(function).reached(called, outer))
+        _Separately().visit(self.tree)
         # The functions that are defined within this one, or beside it.
         self._nested: dict[str, _NestedFunction] = {} if within is None else dict(within[0]._nested)
         self._take_functions_out(captured)

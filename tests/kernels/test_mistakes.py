@@ -668,7 +668,7 @@ def test_assignment_expressions():
 
 @kernel
 def keeps_a_sum(x):
-    if (v := x[0] + 1.0) > 0:
+    if x[0] > 0 and (v := x[0] + 1.0) > 0:
         x[0] = v
 
 

@@ -286,7 +286,7 @@ def assigned_in_a_call(x):
     def f(a):
         return a + s
 
-    x[i] = f(s := t)
+    x[i] = f(t if t > 0.0 else (s := t))
 
 
 REFUSED = {

@@ -302,7 +302,7 @@ def text(x, y):
 def assigned_in_test(x, y):
     i = tid()
     s = x[i]
-    while (t := s) > 0.1:
+    while s > 0.1 and (t := s) > 0.05:
         s = t * 0.5
     y[i] = s
 
@@ -484,7 +484,7 @@ REFUSED = [
         "for value in x[i]:",
     ),
     (text, "'a' cannot be used in a kernel that is differentiated, but to compare it; use numbers", "x[i] * name"),
-    (assigned_in_test, "a while condition that assigns (:=) has no derivative", "while (t := s) > 0.1:"),
+    (assigned_in_test, "a while condition that assigns (:=) has no derivative", "while s > 0.1 and (t := s) > 0.05:"),
     (named, "round is called with named arguments; pass them by position", "round(x[i], ndigits=2)"),
 ]
 

@@ -1,0 +1,187 @@
+"""`:=` in kernels: what it keeps and what it gives are Python's, on both targets, and gradients follow it."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+from emulated_cuda import on_both
+
+
+def in_conditions(x, y):
+    i = nb.tid()
+    if (v := x[i, 0]) > 0.5:
+        y[i] = v * v
+    elif (w := v + x[i, 1]) > 0.0:
+        y[i] = w * v
+    else:
+        y[i] = v - w
+
+
+def in_a_loop(x, y):
+    i = nb.tid()
+    total, s = 0.0, abs(x[i, 0]) + 1.0
+    while (t := s * 0.5) > 0.1:
+        s = t
+        if (n := int(t * 10)) % 2 == 1:
+            continue
+        if n > 8 and t > 0.9:
+            break
+        total += t * n
+    y[i] = total + s + t
+
+
+def in_a_loop_with_an_end(x, y):
+    i = nb.tid()
+    s, n = x[i, 0], 0
+    while (t := s) < 4.0:
+        s = t * t + 1.0
+        n += 1
+        if n > 3:
+            break
+    else:
+        s += n
+    y[i] = s * t
+
+
+def in_values(x, y):
+    i = nb.tid()
+    y[i] = (a := x[i, 0] * 2.0) + (b := a * x[i, 1]) * a + b
+    y[i] += (c := a * b)
+    d = e = (f := c + 1.0)
+    y[i] *= d + e + f
+
+
+def in_calls_and_indices(x, y):
+    i = nb.tid()
+    y[i] = max(u := x[i, 0], 0.25) * u + x[i, (k := int(x[i, 1] > 0.0) + 1)] * k
+
+
+def in_parts(x, y):
+    i = nb.tid()
+    p, q = (r := x[i, 0] + 1.0), x[i, 1] * r
+    y[i] = (r if (s := p * q) > 0.0 else q) * s
+    for k in range(n := 1 + int(s > 0.0)):
+        y[i] += k * n
+
+
+def that_a_function_reads(x, y):
+    i = nb.tid()
+    s = 5.0
+
+    def shifted(a):
+        return a + s
+
+    y[i] = shifted(s := x[i, 0]) * shifted(1.0)
+
+
+def that_comes_first(x, y):
+    i = nb.tid()
+    v = 2.0
+    y[i] = (v := x[i, 0] + 1.0) * v + v
+
+
+FUNCTIONS = [
+    *(
+        in_conditions,
+        in_a_loop,
+        in_a_loop_with_an_end,
+        in_values,
+        in_calls_and_indices,
+        in_parts,
+        that_a_function_reads,
+        that_comes_first,
+    ),
+]
+
+
+def by_python(function, x):
+    y, thread = np.zeros(len(x)), [0]
+    place = types.SimpleNamespace(tid=lambda: thread[0])
+    called = types.FunctionType(function.__code__, {**function.__globals__, "nb": place})
+    for thread[0] in range(len(x)):
+        called(x, y)
+    return y
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_what_is_assigned_within_an_expression(function):
+    random = np.random.default_rng(4)
+    x, weights, kernel = random.normal(size=(8, 3)), random.normal(size=8), nb.kernel(function)
+    wanted = by_python(function, x)
+    for made in on_both(kernel, 8, [x, np.zeros(8)]):
+        np.testing.assert_allclose(made, wanted, rtol=1e-12)
+    seeds = [np.zeros_like(x), weights.copy()]
+    nb.launch(kernel, 8, [x, np.zeros(8)], adj_inputs=seeds, adjoint=True)
+    for index in np.ndindex(*x.shape):
+        moved = [x.copy(), x.copy()]
+        moved[0][index] += 1e-6
+        moved[1][index] -= 1e-6
+        slope = (weights * (by_python(function, moved[0]) - by_python(function, moved[1]))).sum() / 2e-6
+        assert abs(seeds[0][index] - slope) < 1e-6 * (1 + abs(slope))
+
+
+def on_some_ways(x, y):
+    y[0] = x[0, 0] > 0.0 and (v := x[0, 1] * 2.0) > v
+
+
+def after_it_is_read(x, y):
+    v = 1.0
+    y[0] = v + (v := x[0, 1] * 2.0)
+
+
+def after_something_that_acts(x, y):
+    y[0] = nb.atomic_add(y, 0, 1.0) + (v := nb.atomic_add(y, 0, 2.0)) * v
+
+
+def after_a_function_has_read_it(x, y):
+    s = 5.0
+    y[0] = (lambda a: a + s)(1.0) + (s := x[0, 0] * 2.0)
+
+
+def in_a_loop_that_ends_another(x, y):
+    for _ in range(3):
+        while (v := x[0, 1] * 2.0) > 1.0:
+            x[0, 1] -= v
+            if v > 3.0:
+                break
+        else:
+            break
+
+
+def in_a_chain(x, y):
+    y[0] = 0.0 < x[0, 0] < (v := x[0, 1] * 2.0) < v
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        on_some_ways,
+        after_it_is_read,
+        after_a_function_has_read_it,
+        after_something_that_acts,
+        in_a_loop_that_ends_another,
+        in_a_chain,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_what_would_be_moved_elsewhere_is_refused(function):
+    with pytest.raises(
+        nb.KernelError, match=r"[sv] := of more than a variable cannot be used .*; assign it in a statement bef"
+    ):
+        nb.launch(nb.kernel(function), 1, [np.ones((1, 2)), np.zeros(1)])
+
+
+def test_a_generator_assigns_nothing():
+    def witness(x, y):
+        v = 0.0
+        if any((v := value) > 1.0 for value in x[0]):
+            y[0] = v
+
+    with pytest.raises(
+        nb.KernelError, match=r"a generator that assigns, \(v := value\), cannot be used in a kernel; write a for"
+    ):
+        nb.kernel(witness)
