@@ -198,9 +198,10 @@ class Tape:
         if foreign:
             self._refuse_gradients(foreign, f"the launch of kernel {kernel.name!r}")
         if isinstance(event, LaunchEvent):
-            for k in event.recipe.snapshot:
+            recipe = event.recipe
+            for k in recipe.snapshot:
                 loaded, made = event.at[k], stored[k]
-                if loaded is made or share_memory(loaded.found, made.found):  # type: ignore[union-attr]
+                if loaded is made or k in recipe.stored_again or share_memory(loaded.found, made.found):  # type: ignore[union-attr]
                     self._keep(event, k, {})
         return functools.partial(self._record, kernel, event, changed)
 

@@ -127,6 +127,8 @@ class Recipe:
         The parameters whose contents the adjoint reads, in their order.
     snapshot : frozenset of int
         Those of them that must be as they were before the launch, which changes them.
+    stored_again : frozenset of int
+        Those of these that the adjoint stores to for a while, which must be nobody else's.
     rows : RowPlaces or None
         The arrays of which a launch may touch some rows only.
     dependencies : tuple of Dependency
@@ -149,6 +151,7 @@ class Recipe:
                 self.adjoint = adjoint
         self.reads = tuple(sorted(map(signature.names.index, plan.reads)))
         self.snapshot = frozenset(map(signature.names.index, plan.snapshot))
+        self.stored_again = self.snapshot.intersection(map(signature.names.index, plan.writes & {*signature.names}))
         self.rows = RowPlaces(signature.names, plan.rows) if plan.rows else None
         self.dependencies: tuple[Dependency, ...] = signature.variants.dependencies
         # A launch has looked at the kernel's own already when it comes to be recorded.

@@ -303,3 +303,35 @@ def test_rows_of_arrays_in_a_tuple_and_rows_that_have_a_name():
     tape.backward(loss)
     wanted = _derivative(lambda z: (_followed(z)[-1] ** 2).sum(), 4, direction)
     np.testing.assert_allclose(y.grad.numpy()[0] @ direction, wanted, rtol=1e-12)
+
+
+@nb.kernel
+def store_twice(x, t):
+    i = nb.tid()
+    before = x[t - 1, i]
+    x[t, i] = before * before
+    x[t, i] = before * nb.sin(x[t - 1, i])
+
+
+def test_going_back_stores_nothing_in_what_launches_have_made():
+    start, states = torch.tensor(START)[None].requires_grad_(), torch.zeros(4, N, dtype=torch.float64)
+    direction = generator.normal(size=N)
+    with nb.Tape() as tape:
+        nb.launch(between, N, [start, states, 0, 0])
+        for t in (1, 2, 3, 1):
+            nb.launch(store_twice, N, [states, t])
+    factor = torch.ones(4, N, dtype=torch.float64, requires_grad=True)
+    product = (factor * states).sum()
+    left, version = states.clone(), states._version
+    tape.backward(grads=[(states, torch.ones(4, N, dtype=torch.float64))])
+    assert states._version == version
+    product.backward()  # which PyTorch refuses where what it has kept was stored to
+    np.testing.assert_array_equal(factor.grad.numpy(), left.numpy())
+
+    def simulated(z):
+        z[0] = z[0] * np.exp(0.5 * np.roll(z[0], -1))
+        for t in (1, 2, 3, 1):
+            z[t] = z[t - 1] * np.sin(z[t - 1])
+        return z.sum()
+
+    np.testing.assert_allclose(start.grad[0].numpy() @ direction, _derivative(simulated, 4, direction), rtol=1e-12)
