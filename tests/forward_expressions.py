@@ -64,10 +64,21 @@ _INTEGERS: tuple[tuple[tuple[str, ...], _Bound], ...] = (
     (("min({a}, {b})", "max({a}, {b})", "np.minimum({a}, {b})", "np.maximum({a}, {b})", "min({a}, {b}, 3)"), _either),
     (("({a} // {by})", "({a} % {by})", "np.floor_divide({a}, {by})", "np.mod({a}, {by})"), lambda a, b: a + b + 17),
     (("divmod({a}, {by})[0]", "divmod({a}, {by})[1]"), lambda a, b: a + b + 17),
+    (("np.clip({a}, -5, 9)", "np.clip({a}, a_max=9, a_min=None)"), lambda a, b: max(a, 9)),
     (("({a} & {b})", "({a} | {b})", "({a} ^ {b})"), _power_of_two),
     (("({a} >> 1)", "({a} >> ({small} & 3))", "({a} >> (abs({small}) % 5))"), lambda a, b: a + 1),
     (("({a} << 3)", "({a} << ({small} & 3))", "({a} << (abs({small}) % 5))"), lambda a, b: a << 4),
-    (("({a} if {c} else {b})", "({a} and {b})", "({a} or {b})", "({a}, {b})[-1]", "({a}, {b})[0]"), _either),
+    (
+        (
+            "({a} if {c} else {b})",
+            "np.where({c}, {a}, {b})",
+            "({a} and {b})",
+            "({a} or {b})",
+            "({a}, {b})[-1]",
+            "({a}, {b})[0]",
+        ),
+        _either,
+    ),
     (("({a}) ** 2", "pow({a}, 3)", "({a}) ** 3"), lambda a, b: max(a, 1) ** 3),
     (("2 ** (abs({small}) % 5)", "(-2) ** (abs({small}) % 5)"), lambda a, b: 16),
     (
@@ -99,6 +110,9 @@ _OF_ROWS = (
     "sum_of({0})",
     "span_of({0})",
     "alternating_of({0})",
+    "sum(v for v in {0})",
+    "sum(v & 3 for v in {0} if v > 1)",
+    "sum(v * w // 64 for v in {0} for w in (3, -2) if (v + w) % 3)",
 )
 _IN_TABLE = ("{0} % 16", "{0} & 15", "-1 - ({0} & 15)", "-3", "abs({0}) % 16", "np.uint8({0}) % 16")
 _IN_ROW = (
@@ -109,7 +123,14 @@ _CUTS = ("", "", "[1:]", "[::-1]", "[:{0}]", "[{0}:]", "[::2]", "[1:3]", "[-1::-
 # Forms of one float that change neither its size nor its digits, and such as leave no digits behind the point
 _KEPT = ("abs({0})", "-{0}", "math.fabs({0})", "np.abs({0})", "float({0})", "np.float32({0})", "np.float64({0})")
 _WHOLE = ("np.floor({0})", "np.ceil({0})", "np.rint({0})", "np.trunc({0})", "np.sign({0})")
-_CHOSEN = ("min({0}, {1})", "max({0}, {1})", "np.minimum({0}, {1})", "np.fmax({0}, {1})", "({0} if {2} else {1})")
+_CHOSEN = (
+    "min({0}, {1})",
+    "max({0}, {1})",
+    "np.minimum({0}, {1})",
+    "np.fmax({0}, {1})",
+    "({0} if {2} else {1})",
+    "np.where({2}, {0}, {1})",
+)
 _CONDITIONS = (
     *(
         "{i} {r} {k}",
@@ -122,6 +143,7 @@ _CONDITIONS = (
         "{i} % 3 == 1",
     ),
     *("bool({f})", "int({i}) in (1, 3, 7)", "{i} > 0", "({i} {r} {k} and {f} {r} {g})", "({i} > 0 or {k} {r} 3)"),
+    *("any(v {r} {k} for v in range(3))", "all({i} {r} v for v in range(4) if v != 1)"),
     *("not {i} {r} {k}", "(({i} {r} {k}) & ({f} > 2))", "(({f} {r} {g}) ^ ({i} > 2))", "({i} > 1) == ({k} > 1)"),
 )
 _COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")

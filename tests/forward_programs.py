@@ -17,7 +17,7 @@ FLOATS = ("float32", "float64", "float32", "float64", "float16", "bfloat16")
 SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 # What functions of njit do not know
-_NOT_IN_NJIT = ("clamped", "applied", "fn", "Settings", "Kind", "_of(", "nb.")
+_NOT_IN_NJIT = ("clamped", "applied", "fn", "Settings", "Kind", "_of(", "nb.", "(v ", "np.clip", "np.where")
 # How one index becomes those of all axes
 _SPLITS = {
     2: (
@@ -148,10 +148,36 @@ class Writer(Expressions):
         return [f"{name} = {one} if {self.condition()} else {two}" if are_alike else f"{name} = {one}"]
 
     def _branch(self, level: int) -> list[str]:
+        way = 2 if self.in_function else self.pick(6)
+        if way == 0:
+            return self._match(level)
+        if way == 1:
+            name, value, bound = self.name("s"), self.small_integer(1), self.integer(0)
+            lines = [f"if ({name} := {value}) {self.one_of('<', '>=', '!=')} {bound}:"]
+            self.names.integers[name] = WHOLE
+            return [*lines, *self.block(level + 1), "else:", *self.block(level + 1)]
         lines = [f"if {self.condition()}:", *self.block(level + 1)]
         for _ in range(self.pick(2)):
             lines += [f"elif {self.condition()}:", *self.block(level + 1)]
         return [*lines, "else:", *self.block(level + 1)] if self.pick(2) else lines
+
+    def _match(self, level: int) -> list[str]:
+        """Choose a block by a number, or by two."""
+        n, are_two = self.name("n"), not self.pick(3)
+        number = self.within(self.integer(1), 3)
+        lines = [f"match {number}, {self.within(self.integer(1), 1)}:" if are_two else f"match {number}:"]
+        cases = ("(0, 1)", "(1 | 2, _)", "(_, 0 | -1)") if are_two else ("0", "1 | -1 | Kind.HIGH", "-2", "3 | 2")
+        guard = f" if {self.condition()}" if not self.pick(3) else ""
+        for case in dict.fromkeys(self.one_of(*cases) for _ in range(1 + self.pick(2))):
+            lines += [f"    case {case}{guard}:", *(f"    {line}" for line in self.block(level + 1))]
+        if not self.pick(2):
+            outside = self.names
+            self.names = outside.copy()
+            self.names.integers[n] = 4
+            last = f"({n}, _)" if are_two else n
+            lines += [f"    case {last}:", *(f"    {line}" for line in self.block(level + 1))]
+            self.names = outside
+        return lines
 
     def _loop(self, level: int) -> list[str]:
         outside, k = self.names, self.name("k")
@@ -185,6 +211,8 @@ class Writer(Expressions):
         stop = [f"if {k} > 6 or {self.condition()}:", "    break"] if condition == "True" else []
         before = [f"{k} = {self.one_of('0', '-2')}"]
         self.names.integers[k] = 20
+        if not self.in_function and not self.pick(4):
+            return before, f"while ({k} := {k} + {self.one_of('1', '2')}) < 6:", stop
         return before, f"while {condition}:", [*step, *stop]
 
     def _for(self, k: str) -> tuple[list[str], str, list[str]]:

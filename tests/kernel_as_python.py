@@ -178,6 +178,8 @@ class Threads:
             "prod": math.prod,
             "dot": lambda a, b: sum(x * y for x, y in zip(a, b, strict=True)),
             "bool_": bool,
+            "where": lambda condition, a, b: a if condition else b,
+            "clip": lambda a, a_min, a_max: min(a if a_min is None else max(a, a_min), a_max),
         }
         self.np = SimpleNamespace(**dtypes, **arrays, **{name: _of_number(getattr(np, name)) for name in _NUMPY})
         self.math = math

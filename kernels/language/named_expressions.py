@@ -103,8 +103,8 @@ class _Taker:
     def take(self, node: ast.expr) -> ast.expr:
         """Return an expression in which names stand for what was taken out; its nodes are its own, and `node` stays."""
         match node:
-            case ast.NamedExpr(target, value):
-                return self._named(node, target, self.take(value))
+            case ast.NamedExpr():
+                return self._named(node)
             case ast.BoolOp(op, [first, *others]):
                 return self._made(node, ast.BoolOp(op, [self.take(first), *map(self._pass_by, others)]))
             case ast.IfExp(test, body, orelse):
@@ -138,13 +138,20 @@ class _Taker:
                 return self._made(node, ast.Call(function, given, named))
         return self._pass_by(node)
 
-    def _named(self, node: ast.NamedExpr, target: ast.Name, value: ast.expr) -> ast.expr:
-        acts = any(isinstance(part, ast.Call) and not self._is_pure(part.func) for part in ast.walk(value))
-        if self._has_ended or self._has_called or target.id in self._read or (acts and not self._is_simple):
+    def _named(self, node: ast.NamedExpr) -> ast.expr:
+        target, acts = node.target, self._acts(node.value)
+        # What has been evaluated before the value, which moves as a whole
+        may_move = not (self._has_called or target.id in self._read or (acts and not self._is_simple))
+        value = self.take(node.value)
+        if self._has_ended or not may_move:
             self._has_ended = True
             return self._made(node, ast.NamedExpr(target, value))
         self.before.append(ast.copy_location(ast.Assign([target], value), node))
         return ast.copy_location(ast.Name(target.id, ast.Load()), node)
+
+    def _acts(self, node: ast.expr) -> bool:
+        """Tell whether an expression calls a function that may do more than compute."""
+        return any(isinstance(part, ast.Call) and not self._is_pure(part.func) for part in ast.walk(node))
 
     def _pass_by(self, node: ast.expr) -> ast.expr:
         """Return an expression as it is, having noted what later assignments would be moved before."""
@@ -153,8 +160,7 @@ class _Taker:
                 self._read.add(part.id)
             elif isinstance(part, ast.NamedExpr):
                 self._has_ended = True
-            elif isinstance(part, ast.Call) and not self._is_pure(part.func):
-                self._has_called = True
+        self._has_called = self._has_called or self._acts(node)
         self._is_simple = self._is_simple and isinstance(node, ast.Name | ast.Constant | ast.Attribute)
         return node
 

@@ -78,6 +78,19 @@ def that_a_function_reads(x, y):
     y[i] = shifted(s := x[i, 0]) * shifted(1.0)
 
 
+@nb.func
+def halved(a):
+    return 0.5 * a
+
+
+def of_functions(x, y):
+    i = nb.tid()
+    k = 0
+    while (k := k + 1) < 4:
+        if (v := halved(x[i, k % 3])) > 0.0:
+            y[i] += v * halved(v)
+
+
 def that_comes_first(x, y):
     i = nb.tid()
     v = 2.0
@@ -93,6 +106,7 @@ FUNCTIONS = [
         in_calls_and_indices,
         in_parts,
         that_a_function_reads,
+        of_functions,
         that_comes_first,
     ),
 ]
@@ -101,7 +115,7 @@ FUNCTIONS = [
 def by_python(function, x):
     y, thread = np.zeros(len(x)), [0]
     place = types.SimpleNamespace(tid=lambda: thread[0])
-    called = types.FunctionType(function.__code__, {**function.__globals__, "nb": place})
+    called = types.FunctionType(function.__code__, {**function.__globals__, "nb": place, "halved": halved.function})
     for thread[0] in range(len(x)):
         called(x, y)
     return y
