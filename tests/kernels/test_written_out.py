@@ -245,3 +245,41 @@ def test_derivatives_of_sinc_near_zero():
     far = x[~small]
     exact[~small] = (np.cos(math.pi * far) - np.sinc(far)) / far
     np.testing.assert_allclose(seed, exact, rtol=1e-12)
+
+
+@nb.func
+def within_zero_and_one(limited, x):
+    return limited(x, 0.0, 1.0)
+
+
+@nb.func
+def at_least(x, low=None):
+    return np.clip(x, low, 2.0)
+
+
+@nb.kernel
+def that_passes_clip(x, y):
+    y[nb.tid()] = within_zero_and_one(np.clip, x[0])
+
+
+@nb.kernel
+def that_passes_none(x, y):
+    y[nb.tid()] = at_least(x[0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text"),
+    [
+        (
+            that_passes_clip,
+            r"clip does not take \(float64, float64, float64\); call np.clip\(x, low, high\) by its name, with ",
+        ),
+        (
+            that_passes_none,
+            r"maximum does not take \(float64, none\); as a limit of np.clip, None is written at the call",
+        ),
+    ],
+)
+def test_clip_is_called_by_its_name_with_limits_that_are_known(kernel, text):
+    with pytest.raises(nb.KernelError, match=text):
+        nb.launch(kernel, 1, [np.ones(1), np.zeros(1)])
