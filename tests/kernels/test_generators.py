@@ -248,3 +248,18 @@ def that_is_kept(x, y):
 def test_what_is_no_loop(function, text):
     with pytest.raises(nb.KernelError, match=rf"^{text}.*\n  .*test_generators"):
         nb.kernel(function)
+
+
+@nb.kernel
+def of_narrow_rows(x, y):
+    i = nb.tid()
+    y[i] = sum(v for v in x[i]) + sum(a * b for a, b in zip(x[i], x[0]))  # noqa: B905 - Numba takes no `strict`
+    for k, v in enumerate(x[i]):
+        y[i] += k * v
+
+
+def test_rows_of_different_narrow_types_are_told_apart():
+    for kind in (np.float16, nb.bfloat16, np.float32, nb.float8_e5m2):
+        y = np.zeros(2)
+        nb.launch(of_narrow_rows, 2, [np.ones((2, N)).astype(kind), y])
+        assert y.tolist() == [9.0, 9.0]
