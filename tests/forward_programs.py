@@ -190,7 +190,8 @@ class Writer(Expressions):
         body = [*(f"    {line}" for line in first), *self.block(level + 1)]
         self.loops -= 1
         self.names = outside
-        other = [] if self.pick(6) else ["else:", *self.block(level + 1, 1)]
+        # What ends a loop around may stand there, beside which no condition assigns.
+        other = [] if ":=" in head or self.pick(6) else ["else:", *self.block(level + 1, 1)]
         if total is None:
             return [*before, head, *body, *other]
         s, start, line, last = total

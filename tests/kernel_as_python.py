@@ -139,7 +139,6 @@ _NUMPY = (
     "ceil",
     "rint",
     "trunc",
-    "sign",
     "minimum",
     "maximum",
     "square",
@@ -178,6 +177,7 @@ class Threads:
             "prod": math.prod,
             "dot": lambda a, b: sum(x * y for x, y in zip(a, b, strict=True)),
             "bool_": bool,
+            "sign": lambda a: _of_number(np.sign)(a + 0),  # NumPy's takes no truth values
             "where": lambda condition, a, b: a if condition else b,
             "clip": lambda a, a_min, a_max: min(a if a_min is None else max(a, a_min), a_max),
         }

@@ -72,6 +72,14 @@ def _unsafe(kind: Any) -> Any:
     return Conversion.unsafe if isinstance(kind, types.Number | types.Boolean) else None
 
 
+def _named_and(attribute: str) -> Any:
+    return property(lambda self: (self.name, getattr(self, attribute)))
+
+
+# Numba tells what loops keep apart by names, in which all of these are float32: one array was read as another's type.
+types.ArrayIterator.key = _named_and("array_type")
+types.EnumerateType.key = _named_and("source_type")
+types.ZipType.key = _named_and("source_types")
 _TYPES = {name: NarrowFloat(name, form) for name, form in _FORMATS.items()}
 
 

@@ -141,11 +141,18 @@ def _places_in_frames(error: Exception, filename: str, origin: Callable[[int], s
     """Return the same of the lines whose types were inferred when an error was raised, which numba.cuda does not say."""
     places: list[str] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        at: Any = getattr(frame.f_locals.get("self"), "loc", None)
+        at: Any = _loc_of(frame.f_locals.get("self"))
         place = origin(at.line) if getattr(at, "filename", None) == filename else None
         if place is not None:
             places.insert(0, place)
     return places
+
+
+def _loc_of(value: object) -> object:
+    try:
+        return getattr(value, "loc", None)
+    except KeyError:  # from structures that Numba builds, which are asked for a field of that name
+        return None
 
 
 def _own_words(text: str) -> str | None:

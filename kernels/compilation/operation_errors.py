@@ -82,6 +82,8 @@ _OF_ELEMENTS = "as are the elements of a parameter x: nb.array[nb.mat33]"
 _SORTED = "sort a cuda.local.array in a loop, or the array before the launch"
 # What to write in place of functions of NumPy's, Python's and numba.cuda's that do not take what they are given.
 _INSTEAD = {
+    "clip": "call np.clip(x, low, high) by its name, with numbers, or write min(max(x, low), high)",
+    "where": "call np.where(condition, a, b) by its name, with numbers, or write a if condition else b",
     "max": "write a loop over the elements, or pass numbers one by one",
     "min": "write a loop over the elements, or pass numbers one by one",
     "pow": "write x ** y",
@@ -219,6 +221,8 @@ def _of_call(function: str, signature: str) -> str | None:
         return None
     if called[1] == "dot" and len({*kinds}) == 1 and "array" not in kinds[0]:
         return f"numpy.dot does not take ({', '.join(kinds)}); write nb.dot(v, w), or m @ n for matrices"
+    if called[1] in ("maximum", "minimum") and "none" in kinds:
+        return f"{called[1]} does not take ({', '.join(kinds)}); as a limit of np.clip, None is written at the call"
     way = _components_of(called[1], kinds) if called[1] not in FUNCTIONS else ""
     return f"{called[1]} does not take ({', '.join(kinds)}){way or _what_it_takes(called[1])}"
 
@@ -309,6 +313,8 @@ def _of_operation(function: str, name: str, kinds: list[str]) -> str | None:
     called = _CALLED.match(function)
     if called is None or called[1] not in _FUNCTIONS:
         return None
+    if called[1] in ("maximum", "minimum") and "none" in kinds:
+        return f"{called[1]} does not take ({', '.join(kinds)}); as a limit of np.clip, None is written at the call"
     return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1])}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Collection
 from typing import Any
 
 from numbridge.kernels.language.parsing import parsed
@@ -42,7 +43,9 @@ def all():
 }
 
 
-def as_loop(call: ast.Call, function: object) -> tuple[ast.GeneratorExp, ast.FunctionDef, list[ast.expr]] | None:
+def as_loop(
+    call: ast.Call, function: object, taken: Collection[str]
+) -> tuple[ast.GeneratorExp, ast.FunctionDef, list[ast.expr]] | None:
     """Return the generator that a function of Python's is called with, what does the same with it, and what that is called with.
 
     Parameters
@@ -51,6 +54,8 @@ def as_loop(call: ast.Call, function: object) -> tuple[ast.GeneratorExp, ast.Fun
         The call; the generator's nodes become part of the function.
     function : object
         What is called.
+    taken : collection of str
+        The variables around, which it may be given as parameters.
 
     Returns
     -------
@@ -73,7 +78,7 @@ def as_loop(call: ast.Call, function: object) -> tuple[ast.GeneratorExp, ast.Fun
     for node in ast.walk(made):
         if "lineno" in node._attributes:
             ast.copy_location(node, call)
-    named = {node.id for node in ast.walk(generator) if isinstance(node, ast.Name)}
+    named = {node.id for node in ast.walk(generator) if isinstance(node, ast.Name)} | {*taken}
     _Filled(generator, named).visit(made)
     return generator, made, given
 

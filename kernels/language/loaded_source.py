@@ -14,7 +14,17 @@ from typing import Any, NamedTuple
 
 from numbridge.kernels.language.parsing import parsed
 
-__all__ = ["LAMBDA", "Lines", "as_definition", "file_of", "is_of", "lambda_of", "lines_of", "place_of_expression"]
+__all__ = [
+    "LAMBDA",
+    "Lines",
+    "as_definition",
+    "file_of",
+    "is_of",
+    "lambda_of",
+    "lines_of",
+    "place_of_expression",
+    "runs_within",
+]
 
 LAMBDA = "<lambda>"
 
@@ -85,6 +95,20 @@ def place_of_expression(code: CodeType) -> tuple[int, int, int, int] | None:
         return None
     (line, column), (last, end) = min((p[0], p[2]) for p in known), max((p[1], p[3]) for p in known)
     return line, column, last, end
+
+
+def has_columns(code: CodeType) -> bool:
+    """Tell whether Python has kept at which columns code stands, and not at which lines alone."""
+    return any(column is not None for _, _, column, _ in code.co_positions())
+
+
+def runs_within(code: CodeType, node: ast.expr) -> bool:
+    """Tell whether any of a function's code, rather than of those within it, stands where an expression does."""
+    begin, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+    return any(
+        column is not None and begin <= (line, column) and (last, last_column) <= end
+        for line, last, column, last_column in code.co_positions()
+    )
 
 
 def is_of(definition: ast.FunctionDef, code: CodeType, file: list[str] | None) -> bool:

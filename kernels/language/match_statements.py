@@ -14,6 +14,9 @@ _PATTERNS = (
     "patterns in a kernel are constants, such as 1, -0.5 or Kind.FREE, several of them, as in 1 | 2, None, a name, and _; or, "
     "where what is matched is written as a tuple, `match a, b:`, as many of these; write it with if and elif"
 )
+_TRUTH = (
+    "True and False as patterns fit Python's own alone, which a kernel does not have; write 1 and 0, or if and else"
+)
 
 
 def as_conditions(definition: ast.FunctionDef, refuse: Callable[..., KernelError]) -> None:
@@ -39,7 +42,7 @@ class _Conditions(ast.NodeTransformer):
     def visit_Match(self, node: ast.Match) -> list[ast.stmt]:
         """Return what stands for a statement: what is matched is evaluated once, and the first case that it fits is run."""
         begun: list[ast.stmt] = []
-        subject = self._named(node.subject, begun)
+        subject = self._named(node.subject, _assigned(node), begun)
         rest: list[ast.stmt] = []
         for case in reversed(node.cases):
             tests, kept = self._read(case.pattern, subject)
@@ -62,13 +65,12 @@ class _Conditions(ast.NodeTransformer):
         made: Any = self.visit(statement)
         return made if isinstance(made, list) else [made]
 
-    def _named(self, subject: ast.expr, begun: list[ast.stmt]) -> ast.expr:
+    def _named(self, subject: ast.expr, assigned: set[str], begun: list[ast.stmt]) -> ast.expr:
         """Return what is matched as what may be read again and again, which statements before give a name if need be."""
         if isinstance(subject, ast.Tuple):
-            return ast.copy_location(
-                ast.Tuple([self._named(part, begun) for part in subject.elts], ast.Load()), subject
-            )
-        if isinstance(subject, ast.Name | ast.Constant):
+            parts = [self._named(part, assigned, begun) for part in subject.elts]
+            return ast.copy_location(ast.Tuple(parts, ast.Load()), subject)
+        if isinstance(subject, ast.Constant) or (isinstance(subject, ast.Name) and subject.id not in assigned):
             return subject
         name = "matched"
         while name in self._names:
@@ -103,7 +105,21 @@ class _Conditions(ast.NodeTransformer):
             case ast.MatchSingleton(None), _:
                 nothing = ast.copy_location(ast.Constant(None), pattern)
                 return [ast.copy_location(ast.Compare(_again(subject), [ast.Is()], [nothing]), pattern)], []
+            case ast.MatchSingleton(), _:
+                raise self._refuse(pattern, _TRUTH, KernelUnsupportedError)
         raise self._refuse(pattern, _PATTERNS, KernelUnsupportedError)
+
+
+def _assigned(node: ast.Match) -> set[str]:
+    """Return the variables that may change after what is matched is evaluated, and before a case is found that it fits."""
+    looked_at = [
+        node.subject,
+        *(case.pattern for case in node.cases),
+        *(case.guard for case in node.cases if case.guard),
+    ]
+    parts = [part for one in looked_at for part in ast.walk(one)]
+    captured = {part.name for part in parts if isinstance(part, ast.MatchAs) and part.name is not None}
+    return captured | {part.target.id for part in parts if isinstance(part, ast.NamedExpr)}
 
 
 def _joined(by: ast.boolop, tests: list[ast.expr], place: ast.AST) -> ast.expr:

@@ -16,11 +16,20 @@ from typing import TypeGuard
 
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.generators import GENERATOR, as_loop
-from numbridge.kernels.language.loaded_source import LAMBDA, as_definition, place_of_expression
+from numbridge.kernels.language.loaded_source import (
+    LAMBDA,
+    as_definition,
+    has_columns,
+    place_of_expression,
+    runs_within,
+)
 from numbridge.kernels.language.static_expressions import static
 
 __all__ = ["Nested", "take_out"]
 
+_LEFT_OUT = (
+    "Python leaves this out, since it never runs, as in `if False:`, or in an assert with python -O; leave it out, too"
+)
 _Refuse = Callable[[ast.AST, str], KernelError]
 
 
@@ -82,7 +91,7 @@ def take_out(
     # What is local here hides a function around it.
     own = {*code.co_varnames, *code.co_cellvars}
     around = {name: uses for name, uses in around.items() if name not in own}
-    taker = _Taker(code, reached, refuse)
+    taker = _Taker(code, {*captured, *around}, reached, refuse)
     tree.body = [taker.visit(statement) for statement in tree.body]
     variables = {*own, *captured}
     codes = {name: part for name, (_, part) in taker.found.items()}
@@ -90,7 +99,8 @@ def take_out(
     for name, (node, part) in taker.found.items():
         hidden = sorted({*uses[name]} & {*part.co_varnames, *part.co_cellvars})
         if hidden:
-            text = f"the function {name!r} calls one that uses {hidden[0]!r} of {tree.name}, and has a variable of that name"
+            what = "this calls a function" if name in taker.unnamed else f"the function {name!r} calls one"
+            text = f"{what} that uses {hidden[0]!r} of {tree.name}, and has a variable of that name"
             raise refuse(node, f"{text}; rename one of the two")
         _assign_aliases(node, part, aliases)
     found = {
@@ -105,11 +115,13 @@ def take_out(
 class _Taker(ast.NodeTransformer):
     """Removes what defines functions."""
 
-    def __init__(self, code: CodeType, reached: Callable[[ast.expr], object], refuse: _Refuse) -> None:
+    def __init__(
+        self, code: CodeType, taken: Collection[str], reached: Callable[[ast.expr], object], refuse: _Refuse
+    ) -> None:
         self._code, self._reached, self._refuse = code, reached, refuse
-        self._taken = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names}
+        self._taken = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names, *taken}
         self.found: dict[str, tuple[ast.FunctionDef, CodeType]] = {}
-        self._on_line: dict[int, int] = {}
+        self.unnamed: set[str] = set()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.Pass:
         """Take a definition out."""
@@ -134,20 +146,26 @@ class _Taker(ast.NodeTransformer):
         called = self._reached(node.func)
         if called is static:
             return node
-        found = as_loop(node, called)
+        # What a generator goes through first Python evaluates outside of it.
+        outermost = [a.generators[0] for a in node.args if isinstance(a, ast.GeneratorExp)]
+        for part in outermost:
+            part.iter = self.visit(part.iter)
+        found = as_loop(node, called, self._taken)
         if found is not None:
             generator, made, given = found
-            for part in ast.walk(generator):
-                if isinstance(part, ast.NamedExpr):  # which Python assigns around the generator
-                    text = (
-                        f"a generator that assigns, {ast.unparse(part)}, cannot be used in a kernel; write a for loop"
-                    )
-                    raise self._refuse(part, text)
+            self._check_is_pure(generator)
             made.name = self._free(f"{made.name}_of_generator")
             self._enter(made.name, made, self._of_generator(generator))
             function = ast.copy_location(ast.Name(made.name, ast.Load()), node.func)
             return ast.copy_location(ast.Call(function, [self.visit(argument) for argument in given], []), node)
         return self.generic_visit(node)
+
+    def _check_is_pure(self, generator: ast.GeneratorExp) -> None:
+        for part in (part for part in ast.walk(generator) if isinstance(part, ast.NamedExpr)):
+            name = part.target.id
+            raise self._refuse(
+                part, f"{name!r} is assigned in a generator, and is a variable outside of it; write a for loop"
+            )
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.Name:
         """Take a lambda out that has no name, and give it one."""
@@ -159,6 +177,7 @@ class _Taker(ast.NodeTransformer):
         name = f"{kind}_{len(self.found) + 1}"
         while name in self._taken:
             name += "_"
+        self.unnamed.add(name)
         return name
 
     def _codes(self, name: str) -> Iterator[CodeType]:
@@ -172,12 +191,13 @@ class _Taker(ast.NodeTransformer):
 
     def _of_generator(self, node: ast.GeneratorExp) -> list[CodeType]:
         """Return the code of a generator, as if it made for itself what it goes through first, which Python passes to it."""
-        begins = [code for code in self._codes(GENERATOR) if code.co_firstlineno == node.lineno]
-        # Python makes them in the order in which they are written.
-        self._on_line[node.lineno] = place = self._on_line.get(node.lineno, -1) + 1
-        outer = {*self._code.co_varnames, *self._code.co_cellvars, *self._code.co_freevars}
+        outer = {*self._code.co_varnames, *self._code.co_cellvars, *self._code.co_freevars, *self.found}
         used = {part.id for part in ast.walk(node.generators[0].iter) if isinstance(part, ast.Name)} & outer
-        found = begins[place : place + 1]
+        begins = [code for code in self._codes(GENERATOR) if code.co_firstlineno == node.lineno]
+        # Python that was told to keep no columns says nothing more than the line.
+        found = [code for code in begins if runs_within(code, node.elt)] if any(map(has_columns, begins)) else begins
+        if not found:
+            raise self._refuse(node, _LEFT_OUT)
         for code in found:
             hidden = used & {*code.co_varnames, *code.co_cellvars}
             if hidden:
@@ -188,11 +208,17 @@ class _Taker(ast.NodeTransformer):
     def _enter(self, name: str, node: ast.FunctionDef, codes: list[CodeType]) -> None:
         if name in self.found:
             raise self._refuse(node, f"the function {name!r} is defined more than once; give each a name of its own")
+        if not codes and not any(_begins_at(node.lineno, part) for part in self._code.co_consts):
+            raise self._refuse(node, _LEFT_OUT)
         if len(codes) != 1:
             raise self._refuse(
                 node, "this function cannot be told from others on its line; write it on a line of its own"
             )
         self.found[name] = node, codes[0]
+
+
+def _begins_at(line: int, constant: object) -> bool:
+    return isinstance(constant, CodeType) and constant.co_firstlineno == line
 
 
 def _captures(

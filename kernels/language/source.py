@@ -17,7 +17,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType
+from types import CellType, FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -323,7 +323,9 @@ class FunctionSource:
     def _take_functions_out(self, captured: tuple[str, ...]) -> None:
         """Make device functions of those that are defined within this one, and parameters of what it uses of one around it."""
         code, nodes = self.function.__code__, _in_order(self.tree.body)
-        if not self._nested and not any(isinstance(part, CodeType) for part in code.co_consts):
+        # Python may have left out those that never run.
+        kinds = ast.FunctionDef | ast.Lambda | ast.GeneratorExp
+        if not self._nested and not any(isinstance(node, kinds) for node in nodes):
             return  # as almost all
         local, stored = {*code.co_varnames, *code.co_cellvars, *captured}, _stored(nodes)
         aliases = _single_aliases(nodes, frozenset(local), {name for name in stored if stored.count(name) == 1})

@@ -1,7 +1,8 @@
 """Functions of NumPy's and Python's, step by step: kernels and derivatives are made of this source as of device functions'.
 
 They are read, and never called. Of those that Numba compiles by itself only derivatives are made: they decide as Numba's do, also
-where an array is not sorted or holds NaN. What they load is seen, so that a tape keeps it.
+where an array is not sorted or holds NaN. What they load is seen, so that a tape keeps it. Where NumPy's and Python's make floats
+of integers first, so do these, by ``1.0 *``: differences of unsigned ones would begin anew at their end, and squares overflow.
 """
 
 from __future__ import annotations
@@ -42,30 +43,33 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None) -> Any
         raise ValueError("np.interp: fp and xp are not of the same length")
     if last < 0:
         raise ValueError("np.interp: array of sample points is empty")
-    if x != x:
-        return x
-    if x < xp[0]:
+    number = 1.0 * x
+    if number != number:
+        return number
+    if number < xp[0]:
         return fp[0] if left is None else left
-    if x > xp[last]:
+    if number > xp[last]:
         return fp[last] if right is None else right
-    if x == xp[last]:
+    if number == xp[last]:
         return fp[last]
     low = 0
     high = last
     while high - low > 1:
         middle = low + ((high - low) >> 1)
-        if xp[middle] <= x:
+        if xp[middle] <= number:
             low = middle
         else:
             high = middle
-    if xp[low] == x:  # also where its neighbour is not finite
+    if xp[low] == number:  # also where its neighbour is not finite
         return fp[low]
-    slope = (fp[low + 1] - fp[low]) / (xp[low + 1] - xp[low])
-    value = slope * (x - xp[low]) + fp[low]
+    begin = 1.0 * fp[low]
+    end = 1.0 * fp[low + 1]
+    slope = (end - begin) / (1.0 * xp[low + 1] - 1.0 * xp[low])
+    value = slope * (number - xp[low]) + begin
     if value != value:
-        value = slope * (x - xp[low + 1]) + fp[low + 1]
-        if value != value and fp[low] == fp[low + 1]:
-            value = fp[low]
+        value = slope * (number - xp[low + 1]) + end
+        if value != value and begin == end:
+            value = begin
     return value
 
 
@@ -74,12 +78,13 @@ def norm(x: Any, ord: Any = None) -> Any:
     if ord is None:
         square = 0.0
         for component in x:
-            square += component * component
+            part = 1.0 * component
+            square += part * part
         return math.sqrt(square) if square != 0.0 else 0.0
     else:
         found = math.inf if ord == -math.inf else 0.0
         for component in x:
-            size = abs(component)
+            size = abs(1.0 * component)
             if ord == math.inf:
                 found = np.maximum(found, size)
             elif ord == -math.inf:
@@ -99,7 +104,8 @@ def dist(p: Any, q: Any) -> Any:
     """Return how far two points are apart; where they are one, the derivative is 0."""
     square = 0.0
     for a, b in zip(p, q):  # noqa: B905 - kernels know no `strict`
-        square += (a - b) * (a - b)
+        apart = 1.0 * a - 1.0 * b
+        square += apart * apart
     return math.sqrt(square) if square != 0.0 else 0.0
 
 
@@ -109,9 +115,14 @@ def heaviside(x1: Any, x2: Any) -> Any:
 
 
 def sinc(x: Any) -> Any:
-    """Return sin(pi x) / (pi x), which is 1 at 0."""
+    """Return sin(pi x) / (pi x), which is 1 at 0; near there by its series, since derivatives of the quotient cancel out."""
     scaled = math.pi * x
-    return math.sin(scaled) / scaled if x != 0.0 else 1.0
+    if abs(scaled) < 0.25:
+        square = scaled * scaled
+        return 1.0 - square / 6.0 * (
+            1.0 - square / 20.0 * (1.0 - square / 42.0 * (1.0 - square / 72.0 * (1.0 - square / 110.0)))
+        )
+    return math.sin(scaled) / scaled
 
 
 def polyval(p: Any, x: Any) -> Any:
@@ -126,8 +137,9 @@ def isclose(a: Any, b: Any, rel_tol: Any = 1e-9, abs_tol: Any = 0.0) -> Any:
     """Tell whether two numbers are as near as Python's math.isclose wants them, which infinities are to themselves alone."""
     if a == b:
         return True
-    apart = abs(a - b)
-    return apart < math.inf and (apart <= rel_tol * max(abs(a), abs(b)) or apart <= abs_tol)
+    apart = abs(1.0 * a - 1.0 * b)
+    most = max(abs(1.0 * a), abs(1.0 * b))
+    return apart < math.inf and (apart <= rel_tol * most or apart <= abs_tol)
 
 
 WRITTEN_OUT: dict[Any, Any] = {np.searchsorted: searchsorted}

@@ -84,6 +84,33 @@ def with_other_names_for_things(x, y):
     y[i] = sum(row[k] * (k + size(row)) for k in range(size(row)))
 
 
+def of_functions_that_use_names_of_its_own(x, y):
+    i = nb.tid()
+    total, start = x[i, 0], 2.0
+    f = lambda t: total * t + start  # noqa: E731
+    g = lambda row: sum(f(v) for v in row)  # noqa: E731
+    y[i] = sum(f(v) for v in x[i]) + g(x[0])
+
+
+def stored_at_what_is_counted(x, y):
+    i = nb.tid()
+    a, b = 2.0, 3.0
+    y[sum(1 for k in range(i) if k < a * i)] = sum(b * v for v in x[i])
+
+
+def beside_a_constant(x, y):
+    i = nb.tid()
+    a = x[i, 0]
+    y[i] = nb.static(sum(k for k in range(N))) + sum(a * v for v in x[i]) + sum(v for v in x[0])
+
+
+def of_what_others_count(x, y):
+    i = nb.tid()
+    a = 2
+    y[i] = sum(k * x[i, 0] for k in range(sum(k * a for k in range(3)))) + sum(a * v for v in x[i])
+    y[i] += sum(x[i, k] for k in range((lambda t: t + a)(1)))
+
+
 def around(weights):
     def of_what_is_around(x, y):
         i = nb.tid()
@@ -104,12 +131,13 @@ FUNCTIONS = [
         in_a_lambda,
     ),
     *(on_several_lines, with_other_names_for_things, around((1.0, -2.0, 3.0))),
+    *(of_functions_that_use_names_of_its_own, stored_at_what_is_counted, beside_a_constant, of_what_others_count),
 ]
 
 
 def by_python(function, x):
     y, thread = np.zeros(len(x)), [0]
-    place = types.SimpleNamespace(tid=lambda: thread[0])
+    place = types.SimpleNamespace(tid=lambda: thread[0], static=nb.static)
     around = {**function.__globals__, "nb": place, "weighted": weighted.function}
     called = types.FunctionType(function.__code__, around, "called", None, function.__closure__)
     for thread[0] in range(len(x)):
@@ -179,6 +207,22 @@ def of_a_variable(x, y):
     y[nb.tid()] = sum(v for v in x[0])
 
 
+def that_assigns(x, y):
+    if any((found := v) > 0.0 for v in x[0]):
+        y[nb.tid()] = found
+
+
+def that_hides_what_is_used(x, y):
+    weight = x[0, 0]
+    f = lambda t: t * weight  # noqa: E731
+    y[nb.tid()] = sum(f(weight) for weight in x[0])
+
+
+def that_never_runs(x, y):
+    if False:
+        y[nb.tid()] = sum(v for v in x[0])
+
+
 def that_is_kept(x, y):
     values = (v for v in x[0])
     y[nb.tid()] = sum(values)
@@ -188,6 +232,12 @@ def that_is_kept(x, y):
     ("function", "text"),
     [
         (of_two_names, "'x' names what is gone through here, and each part of it; give one another name"),
+        (that_assigns, "'found' is assigned in a generator, and is a variable outside of it; write a for loop"),
+        (that_never_runs, "Python leaves this out, since it never runs, .*; leave it out, too"),
+        (
+            that_hides_what_is_used,
+            "this calls a function that uses 'weight' of .*, and has a variable of that name; rename one",
+        ),
         (of_a_list, r"a comprehension cannot be .*; write a for loop, or a generator in sum\(...\), any\(...\) or all"),
         *(
             (function, "a generator expression, except in .*, cannot be used in a kernel; write a for loop")
@@ -198,3 +248,18 @@ def that_is_kept(x, y):
 def test_what_is_no_loop(function, text):
     with pytest.raises(nb.KernelError, match=rf"^{text}.*\n  .*test_generators"):
         nb.kernel(function)
+
+
+@nb.kernel
+def of_narrow_rows(x, y):
+    i = nb.tid()
+    y[i] = sum(v for v in x[i]) + sum(a * b for a, b in zip(x[i], x[0]))  # noqa: B905 - Numba takes no `strict`
+    for k, v in enumerate(x[i]):
+        y[i] += k * v
+
+
+def test_rows_of_different_narrow_types_are_told_apart():
+    for kind in (np.float16, nb.bfloat16, np.float32, nb.float8_e5m2):
+        y = np.zeros(2)
+        nb.launch(of_narrow_rows, 2, [np.ones((2, N)).astype(kind), y])
+        assert y.tolist() == [9.0, 9.0]

@@ -196,6 +196,6 @@ def test_a_generator_assigns_nothing():
             y[0] = v
 
     with pytest.raises(
-        nb.KernelError, match=r"a generator that assigns, \(v := value\), cannot be used in a kernel; write a for"
+        nb.KernelError, match=r"'v' is assigned in a generator, and is a variable outside of it; write a for loop"
     ):
         nb.kernel(witness)

@@ -207,3 +207,84 @@ def test_a_row_of_zeros_has_a_gradient():
     x = np.zeros((2, 3))
     found, _ = adjoints(of_rows, 2, [x, x, np.ones(2), np.zeros((2, 3))])
     assert np.array_equal(found[0][:, 1:], np.zeros((2, 2))) and np.array_equal(found[1], x)
+
+
+@nb.kernel
+def of_integers(x, points, values, y):
+    i = nb.tid()
+    y[i, 0] = np.interp(x[i], points, values)
+    y[i, 1] = np.linalg.norm(values)
+    y[i, 2] = np.linalg.norm(values, -1)
+    y[i, 3] = math.dist(points, values)
+    y[i, 4] = math.isclose(x[i], x[i] + x[0], abs_tol=1.5)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.uint64, np.int64])
+def test_integers_are_made_floats_before_they_are_subtracted_or_squared(kind):
+    most = 5_000_000_000 if kind in (np.uint64, np.int64) else 200
+    x, points, values = (np.array(a, kind) for a in ([1, 2, 5, 7], [0, 2, 6, 7], [most, 20, most - 3, 1]))
+    wanted = [
+        np.interp(x, points, values),
+        *(np.full(4, np.linalg.norm(values, *order)) for order in ((), (-1,))),
+        np.full(4, math.dist(points.tolist(), values.tolist())),
+        np.ones(4),
+    ]
+    for made in on_both(of_integers, 4, [x, points, values, np.zeros((4, 5))]):
+        np.testing.assert_allclose(made.T, wanted, rtol=1e-14)
+
+
+@nb.kernel
+def near_zero(x, y):
+    i = nb.tid()
+    y[i] = np.sinc(x[i])
+
+
+def test_derivatives_of_sinc_near_zero():
+    x = np.array([0.0, 1e-15, -1e-8, 1e-4, 0.079, 0.08, 1.5])
+    y, seed = np.zeros_like(x), np.zeros_like(x)
+    nb.launch(near_zero, len(x), [x, y])
+    np.testing.assert_allclose(y, np.sinc(x), rtol=4e-16)
+    nb.launch(near_zero, len(x), [x, y], adj_inputs=[seed, np.ones_like(x)], adjoint=True)
+    small = np.abs(x) < 0.01
+    exact = np.where(small, -(math.pi**2) * x / 3 + math.pi**4 * x**3 / 30, 0.0)
+    far = x[~small]
+    exact[~small] = (np.cos(math.pi * far) - np.sinc(far)) / far
+    np.testing.assert_allclose(seed, exact, rtol=1e-12)
+
+
+@nb.func
+def within_zero_and_one(limited, x):
+    return limited(x, 0.0, 1.0)
+
+
+@nb.func
+def at_least(x, low=None):
+    return np.clip(x, low, 2.0)
+
+
+@nb.kernel
+def that_passes_clip(x, y):
+    y[nb.tid()] = within_zero_and_one(np.clip, x[0])
+
+
+@nb.kernel
+def that_passes_none(x, y):
+    y[nb.tid()] = at_least(x[0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text"),
+    [
+        (
+            that_passes_clip,
+            r"clip does not take \(float64, float64, float64\); call np.clip\(x, low, high\) by its name, with ",
+        ),
+        (
+            that_passes_none,
+            r"maximum does not take \(float64, none\); as a limit of np.clip, None is written at the call",
+        ),
+    ],
+)
+def test_clip_is_called_by_its_name_with_limits_that_are_known(kernel, text):
+    with pytest.raises(nb.KernelError, match=text):
+        nb.launch(kernel, 1, [np.ones(1), np.zeros(1)])
