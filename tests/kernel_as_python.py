@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +19,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.void):
         return value
     return value.item() if isinstance(value, np.number | np.bool_) else float(value)
+
+
+def run_threads(function: FunctionType, count: int, *arguments: Any, **names: Any) -> None:
+    """Run a kernel's function for each thread of a launch over one dimension; `names` are further globals of it."""
+    thread = [0]
+    around = {**function.__globals__, "nb": SimpleNamespace(tid=lambda: thread[0], static=lambda value: value), **names}
+    called = FunctionType(function.__code__, around, function.__name__, None, function.__closure__)
+    for thread[0] in range(count):
+        called(*arguments)
 
 
 class View:

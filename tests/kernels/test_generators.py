@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import types
-
 import numpy as np
 import pytest
 from numba import cuda
 
 import numbridge as nb
 from emulated_cuda import on_both
+from kernel_as_python import run_threads
 
 N = 3
 HERE = 0
@@ -136,12 +135,8 @@ FUNCTIONS = [
 
 
 def by_python(function, x):
-    y, thread = np.zeros(len(x)), [0]
-    place = types.SimpleNamespace(tid=lambda: thread[0], static=nb.static)
-    around = {**function.__globals__, "nb": place, "weighted": weighted.function}
-    called = types.FunctionType(function.__code__, around, "called", None, function.__closure__)
-    for thread[0] in range(len(x)):
-        called(x, y)
+    y = np.zeros(len(x))
+    run_threads(function, len(x), x, y, weighted=weighted.function)
     return y
 
 

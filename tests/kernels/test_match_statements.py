@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import types
 
 import numpy as np
 import pytest
 
 import numbridge as nb
 from emulated_cuda import on_both
+from kernel_as_python import run_threads
 
 
 class Kind(enum.IntEnum):
@@ -135,11 +135,8 @@ FUNCTIONS.append(that_change_what_is_matched)
 
 
 def by_python(function, k, x):
-    y, thread = np.zeros(len(x)), [0]
-    place = types.SimpleNamespace(tid=lambda: thread[0])
-    called = types.FunctionType(function.__code__, {**function.__globals__, "nb": place})
-    for thread[0] in range(len(x)):
-        called(k, x, y)
+    y = np.zeros(len(x))
+    run_threads(function, len(x), k, x, y)
     return y
 
 

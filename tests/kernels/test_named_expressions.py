@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import types
-
 import numpy as np
 import pytest
 
 import numbridge as nb
 from emulated_cuda import on_both
+from kernel_as_python import run_threads
 
 
 def in_conditions(x, y):
@@ -113,11 +112,8 @@ FUNCTIONS = [
 
 
 def by_python(function, x):
-    y, thread = np.zeros(len(x)), [0]
-    place = types.SimpleNamespace(tid=lambda: thread[0])
-    called = types.FunctionType(function.__code__, {**function.__globals__, "nb": place, "halved": halved.function})
-    for thread[0] in range(len(x)):
-        called(x, y)
+    y = np.zeros(len(x))
+    run_threads(function, len(x), x, y, halved=halved.function)
     return y
 
 
