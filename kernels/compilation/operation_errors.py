@@ -223,7 +223,7 @@ def _of_call(function: str, signature: str) -> str | None:
         return f"numpy.dot does not take ({', '.join(kinds)}); write nb.dot(v, w), or m @ n for matrices"
     if called[1] in ("maximum", "minimum") and "none" in kinds:
         return f"{called[1]} does not take ({', '.join(kinds)}); as a limit of np.clip, None is written at the call"
-    way = _components_of(called[1], kinds) if called[1] not in FUNCTIONS else ""
+    way = _components_of(called[1], kinds) if called[1] not in {*FUNCTIONS, *_INSTEAD} else ""
     return f"{called[1]} does not take ({', '.join(kinds)}){way or _what_it_takes(called[1])}"
 
 

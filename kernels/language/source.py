@@ -1043,7 +1043,8 @@ def reads_what_it_did(dispatcher: Any) -> bool:
 
 def _written_out_source(value: Any, functions: Mapping[Any, Any]) -> FunctionSource | None:
     """Return the source that stands for one of NumPy's or Python's functions, or None."""
-    found = functions.get(value) if callable(value) and isinstance(value, Hashable) else None
+    # By identity: an object may say that it has a hash, and have none.
+    found = next((made for known, made in functions.items() if known is value), None) if callable(value) else None
     return None if found is None else _source_of(found)
 
 
