@@ -13,6 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import numbridge as nb
+from emulated_cuda import on_both
+
 
 def plain(value: Any) -> Any:
     """Return a number of NumPy's as Python's, and anything else as it is."""
@@ -28,6 +31,32 @@ def run_threads(function: FunctionType, count: int, *arguments: Any, **names: An
     called = FunctionType(function.__code__, around, function.__name__, None, function.__closure__)
     for thread[0] in range(count):
         called(*arguments)
+
+
+def check_threads(
+    function: FunctionType, x: np.ndarray, weights: np.ndarray, *, atol: float = 0.0, **names: Any
+) -> None:
+    """Check that a kernel of an array, and of one number for each row of it, does what its function does in Python.
+
+    On both targets; and its adjoint, for these weights of the numbers, gives the function's differences.
+    """
+
+    def by_python(x: np.ndarray) -> np.ndarray:
+        y = np.zeros(len(x))
+        run_threads(function, len(x), x, y, **names)
+        return y
+
+    kernel, wanted = nb.kernel(function), by_python(x)
+    for made in on_both(kernel, len(x), [x, np.zeros(len(x))]):
+        np.testing.assert_allclose(made, wanted, rtol=1e-12, atol=atol)
+    seeds = [np.zeros_like(x), weights.copy()]
+    nb.launch(kernel, len(x), [x, np.zeros(len(x))], adj_inputs=seeds, adjoint=True)
+    for index in np.ndindex(*x.shape):
+        moved = [x.copy(), x.copy()]
+        moved[0][index] += 1e-6
+        moved[1][index] -= 1e-6
+        slope = (weights * (by_python(moved[0]) - by_python(moved[1]))).sum() / 2e-6
+        assert abs(seeds[0][index] - slope) < 1e-6 * (1 + abs(slope))
 
 
 class View:

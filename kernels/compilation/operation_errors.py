@@ -203,7 +203,7 @@ def _of_call(function: str, signature: str) -> str | None:
         kinds = [*map(_named, given)]
         if name.startswith("<"):  # a type of numbers
             name = function.removeprefix("Function(").removesuffix(")")
-            return f"{name} does not take ({', '.join(kinds)}){_components_of(name, kinds)}"
+            return f"{name} does not take ({', '.join(kinds)}){_what_it_takes(name, kinds)}"
         way = "pass nothing, one number for all components, all of them, or vectors and numbers that make them up"
         if name.startswith("mat") and kinds and all(kind.startswith("vec") for kind in kinds):
             way = "nb.matrix_from_rows and nb.matrix_from_cols make a matrix of vectors"
@@ -221,10 +221,7 @@ def _of_call(function: str, signature: str) -> str | None:
         return None
     if called[1] == "dot" and len({*kinds}) == 1 and "array" not in kinds[0]:
         return f"numpy.dot does not take ({', '.join(kinds)}); write nb.dot(v, w), or m @ n for matrices"
-    if called[1] in ("maximum", "minimum") and "none" in kinds:
-        return f"{called[1]} does not take ({', '.join(kinds)}); as a limit of np.clip, None is written at the call"
-    way = _components_of(called[1], kinds) if called[1] not in {*FUNCTIONS, *_INSTEAD} else ""
-    return f"{called[1]} does not take ({', '.join(kinds)}){way or _what_it_takes(called[1])}"
+    return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1], kinds)}"
 
 
 def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
@@ -313,23 +310,17 @@ def _of_operation(function: str, name: str, kinds: list[str]) -> str | None:
     called = _CALLED.match(function)
     if called is None or called[1] not in _FUNCTIONS:
         return None
-    if called[1] in ("maximum", "minimum") and "none" in kinds:
-        return f"{called[1]} does not take ({', '.join(kinds)}); as a limit of np.clip, None is written at the call"
-    return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1])}"
+    return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1], kinds)}"
 
 
-def _components_of(name: str, kinds: list[str]) -> str:
-    """Return the end of a sentence about a call of a function of numbers that is given vectors; nothing if it is not."""
-    if not any(kind.startswith("vec") for kind in kinds):
-        return ""
-    if name == "sum":
-        return "; write sum(c for c in v)"
-    return f"; take components, as in {name}({', '.join(f'{v}[0]' for v, _ in zip('vw', kinds, strict=False))})"
-
-
-def _what_it_takes(name: str) -> str:
+def _what_it_takes(name: str, kinds: list[str]) -> str:
     """Return the end of a sentence about a call of a function: what to write instead, or what it takes."""
     way = _INSTEAD.get(name) or (taken_by(name) if name in FUNCTIONS else "")
+    if name in ("maximum", "minimum") and "none" in kinds:
+        way = "as a limit of np.clip, None is written at the call"
+    elif not way and any(kind.startswith("vec") for kind in kinds) and name not in FUNCTIONS:
+        components = ", ".join(f"{v}[0]" for v, _ in zip("vw", kinds, strict=False))
+        way = "write sum(c for c in v)" if name == "sum" else f"take components, as in {name}({components})"
     return f"; {way}" if way else ""
 
 

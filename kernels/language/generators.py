@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from numbridge.kernels.language.parsing import parsed
+from numbridge.kernels.language.static_names import known_by
 
 __all__ = ["GENERATOR", "as_loop"]
 
@@ -62,7 +63,7 @@ def as_loop(
     tuple of (ast.GeneratorExp, ast.FunctionDef, list of ast.expr), or None
         None for other calls, and for those that kernels do not have.
     """
-    text = next((text for known, text in _WAYS.items() if known is function), None)
+    text = known_by(function, _WAYS)
     generator = call.args[0] if call.args else None
     if text is None or not isinstance(generator, ast.GeneratorExp):
         return None

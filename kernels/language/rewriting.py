@@ -42,7 +42,7 @@ from numbridge.kernels.language.kernel_syntax import may_raise
 from numbridge.kernels.language.parsing import parsed_expression
 from numbridge.kernels.language.returned_memory import check_returned_memory
 from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
-from numbridge.kernels.language.static_names import Static
+from numbridge.kernels.language.static_names import Static, known_by
 from numbridge.kernels.language.written_out import refusal_of
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
@@ -551,7 +551,7 @@ class _Rewriter(ast.NodeTransformer):
                 static = self.source.resolve(call.func)
             case _:
                 return []
-        makes = None if static is None else _known_by(static.value, _MADE)
+        makes = None if static is None else known_by(static.value, _MADE)
         if makes is None:
             return []
         shape, dtype = self.writer.program.shape(self.source, call), self._dtype_of(call)
@@ -867,7 +867,7 @@ class _Rewriter(ast.NodeTransformer):
             given, name = ", ".join(str(keyword.arg) for keyword in node.keywords), static.value.__name__
             raise self.source.error(node, f"{name} in a kernel takes numbers by position, and {given} came by name")
         if static is not None and len(node.args) == 1 and not node.keywords:
-            rounds = _known_by(static.value, _ROUNDED)
+            rounds = known_by(static.value, _ROUNDED)
             if rounds is not None:
                 return ast.Call(ast.Name(rounds, ast.Load()), [self.visit(node.args[0])], [])
         if static is not None and static.value is float and _is_text(node.args):
@@ -891,7 +891,7 @@ class _Rewriter(ast.NodeTransformer):
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != "start"]
         if static is not None and isinstance(static.value, Gradient):
             return self._gradient(node, static.value)
-        if static is not None and (refusal := refusal_of(node, static.value)):
+        if static is not None and callee is not None and (refusal := refusal_of(node, static.value)):
             raise self.source.error(node, refusal)
         if callee is None:
             return self._of_array(node, static) or self._of_numbers(node, static) or self.generic_visit(node)
@@ -921,7 +921,7 @@ class _Rewriter(ast.NodeTransformer):
             return None
         arguments, name = node.args, None
         if static is not None:
-            name = _known_by(static.value, _OF_ARRAYS)
+            name = known_by(static.value, _OF_ARRAYS)
         elif isinstance(node.func, ast.Attribute):
             name = _METHODS.get(node.func.attr)
             arguments = [node.func.value, *arguments]
@@ -1190,11 +1190,6 @@ class _Rewriter(ast.NodeTransformer):
         self._gives = self.source is not self.writer.program.root
         given = ast.Name(GIVEN, ast.Load()) if self._gives else ast.Tuple([], ast.Load())
         return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, given, size, dtype], [])
-
-
-def _known_by(value: Any, table: Mapping[Any, str]) -> str | None:
-    """Return what a table says of an object, which may have no hash."""
-    return next((said for known, said in table.items() if known is value), None)
 
 
 def _counts(function: Any) -> range:

@@ -50,6 +50,7 @@ from numbridge.kernels.language.static_names import (
     import_member,
     is_cuda_dispatcher,
     is_dispatcher,
+    known_by,
 )
 from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
 from numbridge.kernels.language.written_out import SUPPLIED, WRITTEN_OUT
@@ -1043,8 +1044,7 @@ def reads_what_it_did(dispatcher: Any) -> bool:
 
 def _written_out_source(value: Any, functions: Mapping[Any, Any]) -> FunctionSource | None:
     """Return the source that stands for one of NumPy's or Python's functions, or None."""
-    # By identity: an object may say that it has a hash, and have none.
-    found = next((made for known, made in functions.items() if known is value), None) if callable(value) else None
+    found = known_by(value, functions) if callable(value) else None
     return None if found is None else _source_of(found)
 
 

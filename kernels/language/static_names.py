@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import importlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +22,10 @@ __all__ = [
     "instance_of",
     "is_cuda_dispatcher",
     "is_dispatcher",
+    "known_by",
 ]
+
+_Said = TypeVar("_Said")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +99,8 @@ def is_cuda_dispatcher(value: Any) -> bool:
 def is_dispatcher(value: Any) -> bool:
     """Return whether a value is what `@numba.njit` makes."""
     return instance_of(value, "numba.core.dispatcher", "Dispatcher") and not is_cuda_dispatcher(value)
+
+
+def known_by(value: Any, table: Mapping[Any, _Said]) -> _Said | None:
+    """Return what a table says of an object, which may have no hash, or None."""
+    return next((said for known, said in table.items() if known is value), None)

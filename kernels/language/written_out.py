@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.kernels.language.static_names import known_by
+
 __all__ = ["SUPPLIED", "WRITTEN_OUT", "refusal_at", "refusal_of"]
 
 
@@ -167,7 +169,7 @@ _WANTED: dict[Any, str] = {
 
 def refusal_of(call: ast.Call, function: Any) -> str | None:
     """Return what is wrong with the number or the names of the arguments of a call; None if nothing is, or it is for another."""
-    made = next((made for known, made in SUPPLIED.items() if known is function), None)
+    made = known_by(function, SUPPLIED)
     if made is None or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
     try:
