@@ -23,6 +23,15 @@ def run_in_environment(session: nox.Session, program: str, *arguments: str) -> N
     session.run(str(programs / program), *arguments, external=True)
 
 
+def run_tests(session: nox.Session) -> None:
+    """Run every test on two processes, or what follows ``--``."""
+    # What a process has compiled it keeps: by the end of all tests each would have some 10 GB, and slow the machine down.
+    # Among the paths of pyproject.toml, which are what runs if none is given, what is to be ignored would be named.
+    parts = [session.posargs] if session.posargs else [["--ignore", "tests/kernels", "tests"], ["tests/kernels"]]
+    for part in parts:
+        run_in_environment(session, "pytest", "-n", "2", "--dist", "loadfile", *part)
+
+
 def run_random_tests(session: nox.Session, variable: str, count: int, *arguments: str) -> None:
     """Run tests that read from an environment variable how many random programs to try: as many as follow ``--``, or `count`."""
     session.env[variable] = session.posargs[0] if session.posargs else str(count)
@@ -59,11 +68,14 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["lint", "types", "environment"])
 def tests(session: nox.Session) -> None:
     """Run lint, types and then every test, on two processes; arguments after ``--`` go to pytest."""
-    # What a process has compiled it keeps: by the end of all tests each would have some 10 GB, and slow the machine down.
-    # Among the paths of pyproject.toml, which are what runs if none is given, what is to be ignored would be named.
-    parts = [session.posargs] if session.posargs else [["--ignore", "tests/kernels", "tests"], ["tests/kernels"]]
-    for part in parts:
-        run_in_environment(session, "pytest", "-n", "2", "--dist", "loadfile", *part)
+    run_tests(session)
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
+def architectures(session: nox.Session) -> None:
+    """Run the tests and compile each kernel that they launch to cubins for four architectures, not for one of these."""
+    session.env["NUMBRIDGE_ARCHITECTURES"] = "all"
+    run_tests(session)
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)

@@ -1,16 +1,18 @@
-"""What all tests share. Every kernel that a test launches on the CPU is also compiled for CUDA, to cubins of four architectures.
+"""What all tests share. Every kernel that a test launches on the CPU is also compiled for CUDA, to a cubin of one architecture.
 
-No GPU is needed for that.
+It is one of four, taken by the kernel's text; ``nox -s architectures`` compiles each for all four. No GPU is needed for that.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +28,8 @@ from numbridge.kernels.machine import machine
 from numbridge.kernels.object_cache import cache_folder, digest, machine_fingerprint
 
 ARCHITECTURES = ((7, 5), (8, 0), (9, 0), (10, 0))
+# Whether each kernel is compiled for all of them, which takes a quarter of all the tests' time
+ALL = os.environ.get("NUMBRIDGE_ARCHITECTURES") == "all"
 # What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; fields of records that are not aligned; printing
 # complex numbers and vectors; functions of numba.njit with a signature, and of numba.vectorize.
 ONLY_ON_THE_CPU = (
@@ -45,6 +49,15 @@ OFTEN = gc.get_threshold()
 lowered = threading.local()
 
 
+class Steps(threading.local):
+    """Whether bodies are compiled in steps, for threads that take several ids at once, in each thread of Python."""
+
+    wanted = True
+
+
+STEPS = Steps()
+
+
 def remember_lowered():
     """Keep what numba.cuda makes PTX of: it is the same for all of these architectures, and takes longer than the rest."""
     from numba.cuda.codegen import CUDACodeLibrary
@@ -59,16 +72,23 @@ def remember_lowered():
 
 
 def compile_for_cuda(kernel, parameters, weak):
-    """Compile a kernel to a cubin of each architecture."""
+    """Compile a kernel to a cubin of one architecture, or of each."""
     from numbridge.kernels.cuda_backend import cuda
 
     emitted = variant.variants_of(kernel).emitted(parameters, weak, "cuda")
     lowered.library = None
-    first, *others = ARCHITECTURES
+    # The same for a kernel in every run, and as often each of them
+    at = zlib.crc32(emitted.text.encode()) % len(ARCHITECTURES)
+    first, *others = (*ARCHITECTURES[at:], *ARCHITECTURES[:at])
+    # Steps take as long again. What does not compile in steps is compiled without them, so that the body tells whether it does.
+    STEPS.wanted = ALL
+    try:
+        code = variant._cuda_code(kernel, emitted, parameters, first, "masked")
+    finally:
+        STEPS.wanted = True
     # Its name holds a digest of everything that the code depends on.
-    source = Path(variant._cuda_code(kernel, emitted, parameters, first, "masked").source_file)
-    done = source.with_suffix(".".join(["", *(f"sm{major}{minor}" for major, minor in ARCHITECTURES)]))
-    if done.exists():
+    done = Path(code.source_file).with_suffix(".for_all")
+    if not ALL or done.exists():
         return
     library = lowered.library
     for capability in others:
@@ -86,6 +106,7 @@ def pytest_configure():
     remember_ptx()
     remember_lowered()
     on_the_cpu, has_devices = variant._cpu_variant, cuda_driver.driver_count() > 0
+    in_steps = variant.ids_together
 
     def on_both(kernel, emitted, parameters, weak):
         made = on_the_cpu(kernel, emitted, parameters, weak)
@@ -100,6 +121,7 @@ def pytest_configure():
         return made
 
     variant._cpu_variant = on_both
+    variant.ids_together = lambda *given: in_steps(*given) if STEPS.wanted else None
 
 
 @pytest.fixture(scope="module", autouse=True)

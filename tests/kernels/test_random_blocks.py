@@ -7,7 +7,7 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("first", range(0, 24, 12))
+@pytest.mark.parametrize("first", [0, 12])
 def test_random_programs(first, run_python, tmp_path):
     # In a process of their own, whose kernels are compiled for the CPU alone.
     run_python(f"""
@@ -17,6 +17,6 @@ def test_random_programs(first, run_python, tmp_path):
         sys.path.insert(0, {str(TESTS)!r})
         import block_programs
 
-        for seed in range({first}, {first + 6}):
+        for seed in range({first}, {first + 4}):
             block_programs.check(seed, Path({str(tmp_path)!r}))
     """)

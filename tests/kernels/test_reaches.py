@@ -776,7 +776,7 @@ DIMS, BLOCKS = st.tuples(*[st.integers(0, 4)] * 2), st.tuples(*[st.integers(1, 3
 NUMBERS, SEEDS = st.tuples(st.integers(-1, 6), st.integers(-2, 6).filter(bool)), st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=350, deadline=None)
 @given(
     st.one_of(programs(), programs(), programs(is_simple=True)),
     DIMS,
@@ -801,7 +801,7 @@ def test_random_programs_against_plain_python(lines, dims, block, shape, numbers
     assert is_refused or not (is_straight and overruns), lines
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=350, deadline=None)
 @given(programs(), DIMS, BLOCKS, NUMBERS, SEEDS)
 def test_what_threads_of_random_programs_change_at_once(lines, dims, block, numbers, seed):
     kernel, function = drawn(lines, (40, 40))

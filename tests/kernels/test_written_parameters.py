@@ -300,7 +300,7 @@ bodies = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(bodies)
 def test_whatever_is_written_is_reported(body):
     try:

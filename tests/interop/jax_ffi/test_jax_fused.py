@@ -63,7 +63,7 @@ def floats(count=N, seed=0, dtype="float32"):
 # The same bits
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_random_programs(data):
     def pick(n):

@@ -577,7 +577,7 @@ def expressions(children):
     )
 
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=14, deadline=None)
 @given(st.recursive(LEAVES, expressions, max_leaves=6), st.integers(0, 1000))
 def test_random_expressions(text, seed):
     kernel = kernel_of(f"out[i] = {text}")

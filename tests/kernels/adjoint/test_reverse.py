@@ -20,7 +20,7 @@ from adjoint_programs import Writer, arguments, declared
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
 
-PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "150"))
+PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "90"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -42,7 +42,7 @@ def test_program_computes_what_the_kernel_computes(case):
 @settings(
     max_examples=PROGRAMS,
     deadline=None,
-    derandomize=PROGRAMS == 150,
+    derandomize=PROGRAMS == 90,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

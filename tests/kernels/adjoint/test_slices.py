@@ -25,7 +25,7 @@ from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 
 PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "120"))
-COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_SLICES", "3").split(","), "0"][:2])
+COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_SLICES", "2").split(","), "0"][:2])
 
 
 def random_program(random, seed, **how):
