@@ -244,6 +244,7 @@ class Machine:
         self.describe = builtin("describe", at["numbridge_describe"], one=True)
         self.word = builtin("word", at["numbridge_word"], one=True)
         self.owner = builtin("owner", at["numbridge_owner"], one=True)
+        self.hold = builtin("hold", at["numbridge_hold"])
         self.written = builtin("written", at["numbridge_written"], one=True)
         self.new_record = builtin("new_record", at["numbridge_new_record"])
         self.allocate = builtin("allocate", at["numbridge_allocate"])

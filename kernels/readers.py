@@ -75,6 +75,9 @@ class Reader:
     implementation, keys, allowed, autograd, version, counter : int
         The chain object -> implementation -> key set and its harmless bits, the offset of the autograd state, and that
         of the pointer to the version counter with the counter's offset behind it. 0 for none.
+    offset, offset_bytes : int
+        Where the implementation keeps how far into its memory a view begins, so that a view of memory that was freed is known,
+        and in what: 1 for bytes, 0 for elements.
     stream : int
         The address of the DLPack exchange table's ``current_work_stream``; 0: the objects follow numbridge's own stream.
     guard : callable, optional
@@ -101,6 +104,8 @@ class Reader:
     autograd: int = 0
     version: int = 0
     counter: int = 0
+    offset: int = 0
+    offset_bytes: int = 0
     stream: int = 0
     guard: Callable[[Any], None] | None = None
     lost_gradient: Callable[[Any], str | None] | None = None
@@ -591,7 +596,10 @@ def _through_interface(obj: Any) -> Any:
         raise BufferAccessError(
             f"{_name(obj)} has no __array_interface__ now, as others of its type had; pass it when it has its memory"
         )
-    array = np.asarray(obj.__array__())
+    array = obj.__array__()
+    if is_masked(type(array)):
+        refuse_mask(array)
+    array = np.asarray(array)
     record = capture(array)
     # What __array__ returns may be a copy, and writes to a copy would be lost.
     found = describe(record)
@@ -711,6 +719,8 @@ def _register(kind: type, reader: Reader) -> Reader:
         nb.ENTRY_AUTOGRAD: reader.autograd,
         nb.ENTRY_VERSION: reader.version,
         nb.ENTRY_COUNTER: reader.counter,
+        nb.ENTRY_OFFSET: reader.offset,
+        nb.ENTRY_OFFSET_BYTES: reader.offset_bytes,
         nb.ENTRY_GUARD: id(reader.guard) if reader.guard else 0,
         nb.ENTRY_ADAPTER: id(reader.adapter) if reader.adapter else 0,
         nb.ENTRY_STREAM: reader.stream,

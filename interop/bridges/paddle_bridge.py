@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -18,7 +19,7 @@ from numbridge.arrays.array import Array
 from numbridge.bridges import tensor_probe
 from numbridge.bridges.installed import needed
 from numbridge.bridges.shared_memory import is_own, keep_lent, read_only
-from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, wants_gradient
+from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, joining, wants_gradient
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeError, NumbridgeTypeError
@@ -122,14 +123,23 @@ def _probe() -> Reader | None:
     # Compiled code compares bits, so a class that is no tensor in memory must have one that the known class lacks.
     if any((_class_at(tensor, place) or 0) & ~known == 0 for tensor in _strange()):
         return None
+
+    def implementation(tensor: Any) -> int:
+        return tensor_probe.peek(id(tensor) + place) or 0
+
     version = tensor_probe.version(
         make,
-        lambda tensor: tensor_probe.peek(id(tensor) + place) or 0,
+        implementation,
         lambda tensor: tensor._bump_inplace_version(),
         lambda tensor: tensor.inplace_version,
         _IMPLEMENTATION_SIZE,
     )
-    if version is None:
+    whole = paddle.zeros([40], dtype="float32")
+    parts = [whole, whole[5:], whole[7:], whole[11:13]]
+    begin_at = tensor_probe.only(
+        tensor_probe.where(implementation, [(t, t._offset()) for t in parts], _IMPLEMENTATION_SIZE)
+    )
+    if version is None or begin_at is None:
         return None
     return Reader(
         nb.EXCHANGE,
@@ -139,6 +149,8 @@ def _probe() -> Reader | None:
         allowed=known,
         version=version[0],
         counter=version[1],
+        offset=begin_at,
+        offset_bytes=1,
         guard=_guard,
         lost_gradient=_lost_gradient,
         inspect=_inspect,
@@ -308,14 +320,21 @@ def to_paddle(a: Array, requires_grad: bool | None = None) -> Any:
     NumbridgeTypeError
         If `requires_grad` is asked of integers, which have no gradient.
     """
-    paddle = needed("paddle")
-
+    needed("paddle")
     if not isinstance(a, Array):
         raise NumbridgeTypeError(f"a is of type {type(a).__name__}; it must be an nb.Array (see nb.asarray)")
-    row, source = row_of(a), a._source
+    row = row_of(a)
     if row.name in _LACKING:
         raise ConversionError(f"Paddle has no dtype {row.name}; use a signed one, or a.view of one of the same width")
     wanted = wants_gradient(a, requires_grad)
+    with joining if wanted else nullcontext():
+        return _joined(a, wanted)
+
+
+def _joined(a: Array, wanted: bool) -> Any:
+    import paddle
+
+    source = a._source
     if isinstance(source, paddle.Tensor) and is_own(a, source) and wanted == (not source.stop_gradient):
         return source
     made, immutable = exported(a, _export_function(), "a Paddle tensor", _stream_function())
@@ -454,7 +473,9 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
         # Paddle takes none for a tensor that is no leaf: the array keeps it.
         if not create or not obj.is_leaf:
             return None
-        obj.grad = paddle.zeros_like(obj)
+        with joining:  # or two threads would each add to a gradient of their own
+            if obj.grad is None:
+                obj.grad = paddle.zeros_like(obj)
     return adopt(obj.grad)
 
 

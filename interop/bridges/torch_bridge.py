@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from numbridge.arrays.array import Array
 from numbridge.bridges import tensor_probe, torch_backward
 from numbridge.bridges.installed import needed
 from numbridge.bridges.shared_memory import is_own, keep_lent, read_only
-from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, wants_gradient
+from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, joining, wants_gradient
 from numbridge.bridges.torch_tracing import keep_dynamo_out
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
@@ -110,12 +111,15 @@ def _probe() -> Reader | None:
 
     keys = tensor_probe.where(implementation, [(t, _keys(t)) for t in tensors], _IMPLEMENTATION_SIZE)
     objects = tensor_probe.where(id, [(t, t._cdata) for t in tensors], torch.Tensor.__basicsize__)
-    autograd = _autograd_offset(implementation)
+    autograd, whole = _autograd_offset(implementation), make().new_zeros(40)
+    parts = [whole, whole[5:], whole[7:], whole[11:13]]
+    begins = tensor_probe.where(implementation, [(t, t.storage_offset()) for t in parts], _IMPLEMENTATION_SIZE)
     version = tensor_probe.version(
         make, implementation, lambda t: t.add_(1), lambda t: t._version, _IMPLEMENTATION_SIZE
     )
     implementation_at, keys_at, allowed = tensor_probe.only(objects), tensor_probe.only(keys), _ordinary_keys()
-    if implementation_at is None or keys_at is None or autograd is None or version is None:
+    begin_at = tensor_probe.only(begins)
+    if implementation_at is None or keys_at is None or autograd is None or version is None or begin_at is None:
         return None
     if not all(_keys(tensor) & ~allowed for tensor in strange):
         return None
@@ -128,6 +132,7 @@ def _probe() -> Reader | None:
         autograd=autograd,
         version=version[0],
         counter=version[1],
+        offset=begin_at,
         guard=_guard,
         lost_gradient=_lost_gradient(),
         inspect=_inspect,
@@ -374,9 +379,15 @@ def to_torch(a: Array, requires_grad: bool | None = None) -> Any:
 
 
 def _to_torch(array: Array, requires_grad: bool | None) -> Any:
+    wanted = wants_gradient(array, requires_grad)
+    with joining if wanted else nullcontext():
+        return _joined(array, wanted)
+
+
+def _joined(array: Array, wanted: bool) -> Any:
     import torch
 
-    source, wanted = array._source, wants_gradient(array, requires_grad)
+    source = array._source
     if isinstance(source, torch.Tensor) and is_own(array, source):
         return source if wanted == source.requires_grad else source.detach().requires_grad_(wanted)
     made, immutable = exported(array, _export_function(), "a torch tensor", _stream_function())
@@ -515,7 +526,9 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
     if obj.grad is None:
         if not create:
             return None
-        obj.grad = torch.zeros_like(obj)
+        with joining:  # or two threads would each add to a gradient of their own
+            if obj.grad is None:
+                obj.grad = torch.zeros_like(obj)
     return adopt(obj.grad)
 
 

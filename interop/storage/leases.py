@@ -27,6 +27,12 @@ _lent: dict[tuple[int, int], list[tuple[int, int]]] = {}
 _lending = threading.RLock()
 
 
+class _Watched:
+    """What lives as long as the record that holds it."""
+
+    __slots__ = ("__weakref__",)
+
+
 def any_lent() -> bool:
     """Tell whether there is any lease."""
     return bool(_lent)
@@ -43,9 +49,11 @@ def lend(array: Array) -> None:
         return
     owner = native().owner(array._record)
     first, behind = _span(array)
-    # A capsule cannot be watched. It holds a tensor whose memory was lent before, and that lease lives as long as it does.
-    if first == behind or not type(owner).__weakrefoffset__:
+    if first == behind:
         return
+    if not type(owner).__weakrefoffset__:
+        # A capsule, a tuple or an object with slots cannot be watched. Whoever uses the memory keeps the array's record alive.
+        owner = native().hold(array._record, _Watched())
     key = id(owner), bits
     with _lending:
         if key not in _lent:

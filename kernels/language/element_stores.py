@@ -43,8 +43,15 @@ class StoreRewriter:
         if not any(map(self._concerns_a_leaf, node.targets)):
             return [*before, node] if before else node
         value = node.value
-        # Python evaluates what is stored before where, and a function that finds an index may store, too.
-        if len(node.targets) > 1 or any(isinstance(part, ast.Call) for part in ast.walk(node.targets[0])):
+        # Python evaluates what is stored before where, and a function may store, one that finds an index or one that gives the
+        # value: there an index that is more than a name comes after.
+        calls = _has_call(value) and any(_reads_memory(part) for part in _leaves(node.targets[0]))
+        if len(node.targets) > 1 and isinstance(value, ast.Tuple):
+            # The first target may be what the second is given.
+            names = [self._name() for _ in value.elts]
+            before += [ast.Assign([ast.Name(n, ast.Store())], v) for n, v in zip(names, value.elts, strict=True)]
+            value = ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
+        elif len(node.targets) > 1 or _has_call(node.targets[0]) or calls:
             value = self._held(value, before)
         after = [statement for target in node.targets for statement in self._stored(target, value)]
         return [*before, *after]
@@ -194,6 +201,16 @@ class PartLoader(ast.NodeTransformer):
         if any(map(_is_field, steps)) or not _may_lead_to_part(steps):
             return None
         return _call("_nb_load_part", base, *_way(steps))
+
+
+def _has_call(node: ast.expr) -> bool:
+    return any(isinstance(part, ast.Call) for part in ast.walk(node))
+
+
+def _reads_memory(target: ast.expr) -> bool:
+    """Tell whether an index of a target is looked up in an array or a vector."""
+    indices = (step for step in _chain(target)[0] if not isinstance(step, str))
+    return any(isinstance(part, ast.Subscript | ast.Attribute) for index in indices for part in ast.walk(index))
 
 
 def _keep_constants(target: ast.expr, before: list[ast.stmt]) -> None:

@@ -29,7 +29,7 @@ from numbridge.kernels.cpu_backend.bounds import first_site
 from numbridge.kernels.cpu_backend.interior import Interior, with_interior
 from numbridge.kernels.cpu_backend.loop_order import loop_order
 from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
-from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.language.cache_hints import LOADS, STORES, hint_of
 from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library
@@ -507,8 +507,39 @@ class _Rewriter(ast.NodeTransformer):
             literal = ast.Name(self.writer.claim("default", value), ast.Load())
         else:
             literal = self.writer.literal(value)
+            if literal is None:
+                self._check_default(node, value)
         made: ast.expr = self.visit(node) if literal is None else literal
         return made
+
+    def _check_default(self, node: ast.expr, value: Any) -> None:
+        """Refuse a default that its expression does not tell now, or may not tell later: Python keeps that of the definition."""
+        if isinstance(node, ast.Tuple) and type(value) is tuple and len(value) == len(node.elts):
+            for part, item in zip(node.elts, value, strict=True):
+                self._check_default(part, item)
+            return
+        if isinstance(value, np.ndarray):
+            problem = "is an array"
+        elif isinstance(node, ast.Name | ast.Attribute) and not self._still_is(node, value):
+            problem = "is not what its name stands for now"
+        else:
+            return
+        what = f"the default {ast.unparse(node)} of {self.source.name} {problem}"
+        text = "and a compiled function has no defaults but numbers, vectors and functions"
+        way = (
+            "pass it as an argument, or make the function in one that takes it, and read it in the body under that name"
+        )
+        raise self.source.error(node, f"{what}, {text}; {way}")
+
+    def _still_is(self, node: ast.Name | ast.Attribute, value: Any) -> bool:
+        """Tell whether a name or an attribute stands for a value now."""
+        try:
+            now = self.source.resolve(node)
+        except KernelError:
+            return False
+        if now is None or now.value is value:
+            return now is not None
+        return self.writer.literal(now.value) is not None and bool(now.value == value)
 
     def visit(self, node: ast.AST) -> Any:
         """Rewrite a node; what takes its place is at the same position of the source."""

@@ -145,7 +145,7 @@ def array_word(out, tag, ndim, device, data, bits):
         word |= nb.REPEATED
     if positions & (alignment(tag) - 1) != 0 and not empty:
         word |= nb.MISALIGNED
-    # Freed memory has address 0, and a view of it an offset from there.
+    # Freed memory has address 0.
     if data >= 0 and data < nb.LOWEST_ADDRESS and has_elements(out, ndim):
         word = nb.UNSURE
     if load_i64(state(), nb.STATE_LENT_COUNT) != 0:
@@ -239,6 +239,17 @@ def mark_lent(out):
 
 
 @inlined
+def refuse_freed(out, entry):
+    """Be unsure of a view into memory that was freed, which therefore begins at address 0: its own lies behind that."""
+    word, data = load_i64(out, nb.READ_WORD), load_i64(out, nb.READ_DATA)
+    offset = load_i64(load_i64(out, nb.READ_IMPLEMENTATION), load_i64(entry, nb.ENTRY_OFFSET))
+    if load_i64(entry, nb.ENTRY_OFFSET_BYTES) == 0:
+        offset *= (word >> 8 & 0xFF) >> 3
+    if offset > 0 and data - offset < nb.LOWEST_ADDRESS and has_elements(out, word >> nb.WORD_NDIM & 0xFF):
+        store_i64(out, nb.READ_WORD, nb.UNSURE)
+
+
+@inlined
 def read_exchange(obj, entry, out, tensor):
     """Read through the framework's exchange function, after its key set says that the object is an ordinary one."""
     bits = load_i64(entry, nb.ENTRY_FLAGS)
@@ -258,6 +269,8 @@ def read_exchange(obj, entry, out, tensor):
         clear_error()
         return
     read_dltensor(tensor, out, bits)
+    if chain != 0 and load_i64(entry, nb.ENTRY_OFFSET) != 0:
+        refuse_freed(out, entry)
     mark_lent(out)
 
 

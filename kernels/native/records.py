@@ -41,6 +41,7 @@ from numbridge.kernels.native.reading import (
     intp,
     item,
     read,
+    read_buffer,
     record_at,
     release,
     root,
@@ -55,6 +56,7 @@ EXPORTS = {
     "numbridge_describe": ("describe", "int64(int64, int64)"),
     "numbridge_word": ("word_of", "int64(int64, int64)"),
     "numbridge_owner": ("owner_of", "int64(int64, int64)"),
+    "numbridge_hold": ("hold", "int64(int64, int64, int64)"),
     "numbridge_written": ("written", "int64(int64, int64)"),
     "numbridge_new_record": ("new_record", "int64(int64, int64, int64)"),
     "numbridge_allocate": ("allocate", "int64(int64, int64, int64)"),
@@ -238,8 +240,8 @@ def inherit_stream(record, owner):
 
 
 @native
-def record_of(reading, obj):
-    """Return a new record of what was read from `obj`, or 0."""
+def record_of(reading, obj, owner):
+    """Return a new record of what was read from `obj`, which keeps `owner` alive, or 0."""
     word = load_i64(reading, nb.READ_WORD)
     if word >> nb.WORD_CLASS & nb.CLASS_MASK != nb.CLASS_ARRAY or word & nb.UNSURE:
         return 0
@@ -261,22 +263,30 @@ def record_of(reading, obj):
         tag = tag & 0xFFFF | 1 << 16
     store_u32(record, dl.DTYPE, types.uint32(tag))
     store_i64(record, dl.RECORD_FLAGS, flags | (dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0))
-    # A buffer must stay exported as long as its memory is used: a memoryview is what holds an export.
-    if load_i64(reading, nb.READ_HOLD) == nb.HOLD_BUFFER:
-        owner = new_view(obj)
-    else:
-        increase(obj)
-        owner = obj
+    increase(owner)
     store_i64(record, dl.RECORD_OWNER, owner)
-    if owner == 0:
-        free_bytes(record)
-        return 0
     keep(record, reading, obj)
     if load_i64(reading, nb.READ_STREAM) != nb.NO_STREAM:
         set_stream(record, dl.RECORD_HAS_STREAM, load_i64(reading, nb.READ_STREAM))
     else:
         follow(record, load_i64(reading, nb.READ_STREAM_ENTRY))
     return record
+
+
+@native
+def view_of_buffer(reading, obj):
+    """Return a memoryview of an object, and read its buffer in the place of one that was read of the object; 0 with an exception.
+
+    A buffer must stay exported as long as its memory is used, and a memoryview is what holds an export. Each may be of other
+    memory, where an object makes it when it is asked; so what is read is the one that is held.
+    """
+    release(reading)
+    store_i64(reading, nb.READ_WORD, 0)
+    view = new_view(obj)
+    if view == 0:
+        return 0
+    read_buffer(view, reading)
+    return view
 
 
 @native
@@ -299,8 +309,15 @@ def captured(obj):
             return capsule
         decrease(capsule)
         return 0
-    record = record_of(reading, obj)
+    owner = obj
+    if load_i64(reading, nb.READ_HOLD) == nb.HOLD_BUFFER:
+        owner = view_of_buffer(reading, obj)
+        if owner == 0:
+            return 0
+    record = record_of(reading, obj, owner)
     release(reading)
+    if owner != obj:
+        decrease(owner)
     return wrap(record) if record != 0 else 0
 
 
@@ -414,6 +431,19 @@ def owner_of(self, capsule):
         return give_none()
     increase(owner)
     return owner
+
+
+@native
+def hold(self, arguments, count):
+    """``hold(record, object)``: let a record hold an object as long as it lives; return what it holds, which may be another."""
+    record, obj = record_at(load_i64(arguments, 0)), load_i64(arguments, 8)
+    kept = load_i64(record, dl.RECORD_KEPT)
+    if kept == 0:
+        increase(obj)
+        store_i64(record, dl.RECORD_KEPT, obj)
+        kept = obj
+    increase(kept)
+    return kept
 
 
 @native

@@ -66,13 +66,15 @@ DRIVER_CONTEXTS, DRIVER_EVENTS, DRIVER_CURRENT_STREAM, DRIVER_IS_CAPTURING, DRIV
 # Reader table: open addressing on the type's address
 ENTRY_TYPE, ENTRY_KIND, ENTRY_FUNCTION, ENTRY_FLAGS = 0, 8, 16, 24
 # How a framework's own object tells what DLPack does not: the chain object -> implementation -> key set, the bits of the
-# key set that are harmless, where the implementation keeps its autograd state, and where its version counter.
+# key set that are harmless, where the implementation keeps its autograd state, and where its version counter. And how far into
+# the memory that it is a view of a tensor begins: where the implementation keeps that, if not 0, and in bytes or, if 0, elements.
 ENTRY_IMPLEMENTATION, ENTRY_KEYS, ENTRY_ALLOWED, ENTRY_AUTOGRAD, ENTRY_VERSION, ENTRY_COUNTER = 32, 40, 48, 56, 64, 72
 ENTRY_GUARD, ENTRY_ADAPTER = 80, 88
 # The DLPack exchange table's ``current_work_stream``, or 0; what is asked before a kernel reads a tensor with autograd state; and
 # what returns that which holds an object's memory, where the object may be given other memory: a Python function, or the exchange
 # table's ``managed_tensor_from_py_object_no_sync``.
-ENTRY_STREAM, ENTRY_LOST_GRADIENT, ENTRY_KEEPER, ENTRY_EXPORTER, ENTRY_SIZE = 96, 104, 112, 120, 128
+ENTRY_STREAM, ENTRY_LOST_GRADIENT, ENTRY_KEEPER, ENTRY_EXPORTER = 96, 104, 112, 120
+ENTRY_OFFSET, ENTRY_OFFSET_BYTES, ENTRY_SIZE = 128, 136, 144
 
 UNKNOWN, EXCHANGE, NUMPY, BUFFER, RECORD, ADAPTER, CAPSULE, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 # Of a FIELDS type, ENTRY_FUNCTION points to the offsets of an array object's fields: first and end of a vector of extents,

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from numba import cuda
 
 import numbridge as nb
 from emulated_cuda import emulated_cuda
@@ -860,3 +861,55 @@ def test_atomics_on_elements_refuse_other_values():
 
     with pytest.raises(nb.KernelError, match="does not compile"):
         nb.launch(wrong, 3, [np.zeros((2, 3), np.float32)])
+
+
+@nb.func
+def popped(stack, top):
+    top[0] -= 1
+    return stack[top[0]]
+
+
+@nb.func
+def added(stack, top):
+    stack[top[0] - 1] = popped(stack, top) + stack[top[0] - 1]
+
+
+@nb.kernel
+def summed_on_a_stack(x, y):
+    i = nb.tid()
+    stack = cuda.local.array(4, np.float64)
+    top = cuda.local.array(1, np.int64)
+    stack[0], stack[1] = x[i], 5.0
+    top[0] = 2
+    added(stack, top)
+    y[i] = stack[0]
+
+
+@nb.kernel
+def counted_into_a_row(y, count):
+    for row in y:
+        row[count[0]] = nb.atomic_add(count, 0, 1) + 10.0
+
+
+@nb.kernel
+def swapped_into_a_row(y):
+    for row in y:
+        a, b = 1.0, 2.0
+        a, row[0] = row[1], b = b, a
+        row[2] = a
+
+
+def test_what_is_stored_is_evaluated_before_where():
+    x = np.array([0.3, -1.2])
+    for options in ({}, {"check_bounds": True}):
+        y, given = np.zeros(2), np.zeros(2)
+        kernel = nb.kernel(summed_on_a_stack.__wrapped__, **options)
+        nb.launch(kernel, 2, [x, y])
+        np.testing.assert_array_equal(y, x + 5)
+        nb.launch(kernel, 2, [x, y], adj_inputs=[given, np.ones(2)], adjoint=True)
+        np.testing.assert_array_equal(given, [1, 1])
+    y = np.zeros((1, 4))
+    nb.launch(counted_into_a_row, 1, [y, np.zeros(1, np.int64)])
+    np.testing.assert_array_equal(y, [[0, 10, 0, 0]])
+    nb.launch(swapped_into_a_row, 1, [y])
+    np.testing.assert_array_equal(y, [[1, 2, 2, 0]])

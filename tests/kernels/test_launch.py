@@ -631,6 +631,8 @@ def test_misaligned_and_foreign_arrays():
     refused(ConversionError, "'x'.*no counterpart", lambda: launch(saxpy, 8, [x.astype("M8[s]"), y, 2.0]), y)
     masked = np.ma.array(x, mask=[True] * 8)
     refused(BufferAccessError, "'x'.*mask", lambda: launch(saxpy, 8, [masked, y, 2.0]), y)
+    given = type("Given", (), {"__array__": lambda self, dtype=None, copy=None: masked})()
+    refused(BufferAccessError, "'x'.*mask", lambda: launch(saxpy, 8, [given, y, 2.0]), y)
 
 
 def test_record_field_views_with_odd_byte_strides():

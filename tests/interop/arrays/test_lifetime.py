@@ -394,3 +394,32 @@ def test_a_hundred_thousand_conversions_leave_nothing_behind(name, way, growth):
     # XLA gives memory back in its own threads, which lag behind on a busy machine: a leak shows in every round.
     assert min(growth(lambda: run(source), 50_000) for _ in range(2)) < 4 << 20
     assert references() == before
+
+
+class Slot(ctypes.Structure):
+    _fields_ = (("slot", ctypes.c_int), ("function", ctypes.c_void_p))
+
+
+class Spec(ctypes.Structure):
+    _fields_ = (
+        *(("name", ctypes.c_char_p), ("basicsize", ctypes.c_int), ("itemsize", ctypes.c_int)),
+        *(("flags", ctypes.c_uint), ("slots", ctypes.c_void_p)),
+    )
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+def made_for_each_export(_, view, flags):
+    get_buffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+    return get_buffer(("PyObject_GetBuffer", ctypes.pythonapi))(np.full(1 << 16, 5.0), view, flags)
+
+
+def test_a_buffer_that_is_made_for_each_export_is_the_one_that_is_held():
+    """As of a class with ``__buffer__``, which Python has from 3.12 on."""
+    get = 1  # Py_bf_getbuffer
+    slots = (Slot * 2)(Slot(get, ctypes.cast(made_for_each_export, ctypes.c_void_p)), Slot(0, None))
+    spec = Spec(b"made.Fresh", object.__basicsize__, 0, 1 << 18, ctypes.addressof(slots))
+    from_spec = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(("PyType_FromSpec", ctypes.pythonapi))
+    fresh = from_spec(ctypes.addressof(spec))()
+    a = nb.asarray(fresh)
+    others = [np.full(1 << 16, 9.0) for _ in range(8)]
+    assert (a.numpy() == 5).all() and all((other == 9).all() for other in others)

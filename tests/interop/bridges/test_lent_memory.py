@@ -48,6 +48,69 @@ NAMES = {
 }
 
 
+class Producer:
+    """An object that nothing but DLPack tells of, as a capsule does that is asked of it."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __dlpack__(self, **how):
+        return self.x.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+class Slots:
+    """An object with an array interface that cannot be watched by weak references."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+    @property
+    def __array_interface__(self):
+        return self.x.__array_interface__
+
+
+class Bytes:
+    """An object whose array interface names another object's buffer."""
+
+    def __init__(self, x):
+        self.__array_interface__ = {"version": 3, "shape": (4,), "typestr": "<f4", "data": x.base}
+
+
+OWNERS = {
+    "array": nb.from_numpy,
+    "capsule": lambda x: nb.from_dlpack(x.__dlpack__(max_version=(1, 0))),
+    "producer": lambda x: nb.asarray(Producer(x)),
+    "slots": lambda x: nb.asarray(Slots(x)),
+    "bytes": lambda x: nb.asarray(Bytes(x)),
+    "slice of a capsule": lambda x: nb.from_dlpack(x.__dlpack__(max_version=(1, 0)))[::1],
+}
+
+
+@pytest.mark.parametrize("share", [torch.from_dlpack, paddle.from_dlpack], ids=["torch", "paddle"])
+@pytest.mark.parametrize("name", OWNERS)
+def test_read_only_memory_of_any_owner_is_not_written(name, share):
+    gc.collect()
+    before = set(leases._lent)
+    x = np.frombuffer(bytes(16), np.float32)
+    tensor = share(OWNERS[name](x))
+    gc.collect()
+    with pytest.raises(nb.BufferAccessError, match=r"parameter 'out'.*(immutable|read-only)"):
+        nb.launch(fill, 4, [tensor])
+    part = tensor[1:]
+    del tensor
+    gc.collect()
+    assert not x.any() and nb.asarray(part).read_only
+    del part
+    gc.collect()
+    if share is torch.from_dlpack and name != "array":  # Paddle lets go of memory when it pleases, and x still lives
+        assert set(leases._lent) == before
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_memory_of_a_jax_array_is_not_written(name):
     x = jnp.arange(8, dtype=jnp.float32)

@@ -6,6 +6,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
 import numpy as np
@@ -254,12 +256,12 @@ def test_immutable_memory_stays_read_only_under_other_names():
 
 
 def freed(offset):
-    tensor = torch.ones(8)[offset:]
+    tensor = torch.ones(offset + 5)[offset:]
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
-@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("offset", [0, 3, 1 << 18])
 def test_tensors_whose_storage_was_freed_are_refused(offset):
     tensor, out = torch.ones(8), np.zeros(1, np.float32)
     command = nb.launch(total, 4, [tensor], [out], record_cmd=True)
@@ -494,3 +496,35 @@ def test_a_gradient_that_is_given_is_added_to():
         nb.launch(squared, 3, [x, y])
     tape.backward(grads={y: [1.0, 2.0, 3.0]})
     assert gradient.tolist() == [2.0, 4.0, 6.0]
+
+
+def in_two_threads(function):
+    """Return what a function returned in each of two threads that call it at the same time."""
+    gate = threading.Barrier(2)
+
+    def call(_):
+        gate.wait()
+        return function()
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(call, range(2)))
+
+
+def test_threads_that_ask_for_a_gradient_at_once_get_the_same():
+    for _ in range(20):
+        a = nb.from_torch(torch.zeros(1 << 18, requires_grad=True))
+        one, other = in_two_threads(lambda a=a: a.grad)
+        assert one.ptr == other.ptr
+
+
+def test_threads_that_convert_an_array_with_a_gradient_at_once_get_one_tensor():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for convert in (nb.to_torch, nb.to_paddle):
+            for _ in range(50):
+                a = nb.zeros(8, requires_grad=True)
+                one, other = in_two_threads(lambda a=a, convert=convert: convert(a))
+                assert one is other
+    finally:
+        sys.setswitchinterval(interval)
