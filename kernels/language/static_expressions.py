@@ -288,7 +288,7 @@ def _evaluate(code: Any, variables: dict[str, Any], failed: Callable[[Exception]
         raise failed(error) from error
 
 
-_OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp)
+_OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Compare)
 _PURE = {abs, bool, complex, divmod, float, int, len, max, min, pow, round, str, sum, tuple}
 _PURE |= {value for value in vars(math).values() if callable(value)}
 
@@ -314,6 +314,16 @@ class _Tracked:
                 return tuple(self._immutable(element) for element in node.elts)
             case ast.Call(keywords=[]):
                 return self._call(node)
+            # What Python does not evaluate, such as a quotient whose divisor is 0 there, is not evaluated here either.
+            case ast.IfExp():
+                return self._immutable(node.body if self._immutable(node.test) else node.orelse)
+            case ast.BoolOp():
+                *others, last = node.values
+                for part in others:
+                    found = self._immutable(part)
+                    if bool(found) is isinstance(node.op, ast.Or):
+                        return found
+                return self._immutable(last)
         if isinstance(node, _OPERATIONS):
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.expr):

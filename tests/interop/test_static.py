@@ -124,6 +124,23 @@ def test_what_it_read_is_watched() -> None:
     assert ran(change) == [2.0, 2.0]
 
 
+def test_what_python_does_not_evaluate_is_not_evaluated() -> None:
+    settings, scales = Settings(count=0), (3.0,)
+
+    @nb.kernel
+    def scaled(x):
+        i = nb.tid()
+        x[i] = nb.static(6.0 / settings.count if settings.count != 0 else 7.0)
+        x[i] += nb.static(scales[1] if len(scales) > 1 else 10.0)
+        x[i] += nb.static(settings.count > 0 and 1.0 / settings.count) + nb.static(settings.count or 100.0)
+
+    assert ran(scaled) == [117.0, 117.0]
+    settings.count = 2
+    assert ran(scaled) == [15.5, 15.5]
+    settings.count = 0
+    assert ran(scaled) == [117.0, 117.0]
+
+
 def test_what_cannot_be_watched_is_evaluated_before_each_launch() -> None:
     numbers, array, calls = [1, 2], np.array([1.0, 2.0], np.float32), []
 
