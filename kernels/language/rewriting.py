@@ -666,7 +666,10 @@ class _Rewriter(ast.NodeTransformer):
         """Drop the annotation of a local variable."""
         if node.value is None:
             return ast.Pass()
-        return ast.Assign([self.visit(node.target)], self.visit(node.value))
+        plain = ast.copy_location(ast.Assign([node.target], node.value), node)
+        if id(node) in self._in_loops:
+            self._in_loops.add(id(plain))
+        return self.visit_Assign(plain)
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         """Say what an assertion does, for CUDA: numba-cuda 0.30 does not know how Python 3.14 compiles the statement."""

@@ -286,3 +286,30 @@ def test_shared_records():
     assert y.tolist() == [0, 3, 4, 3]
     with pytest.raises(nb.KernelUnsupportedError, match=r"(?s)shared arrays of records have no derivative.*\^"):
         pairs_between.adjoint(["x", "y"])[1, 4](x, y, np.zeros(4), np.ones(4))
+
+
+@nb.kernel
+def annotated(x, y):
+    i = nb.tid()
+    t: np.ndarray = np.zeros(3)
+    t[0] = x[i]
+    v: nb.vec2 = nb.vec2(1.0, 2.0)
+    v.x = t[0] * 2.0
+    y[i] = v.x * t[0] + t[1]
+
+
+@nb.kernel
+def annotated_in_a_loop(x, y):
+    for _ in range(2):
+        t: np.ndarray = np.zeros(3)
+        y[0] = t[0]
+
+
+def test_variables_may_be_annotated():
+    x, y, given = np.arange(3.0), np.zeros(3), np.zeros(3)
+    nb.launch(annotated, 3, [x, y])
+    np.testing.assert_array_equal(y, 2 * x * x)
+    nb.launch(annotated, 3, [x, y], adj_inputs=[given, np.ones(3)], adjoint=True)
+    np.testing.assert_array_equal(given, 4 * x)
+    with pytest.raises(nb.KernelError, match=r"np\.zeros in a loop would make an array in each trip"):
+        nb.launch(annotated_in_a_loop, 1, [x, y])
