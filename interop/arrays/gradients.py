@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from numbridge.bridges import bridge
@@ -28,6 +29,7 @@ __all__ = [
     "has_shared_gradient",
     "inherit_gradient",
     "is_required",
+    "joining",
     "require_gradient",
     "retain_gradient",
     "retains_gradient",
@@ -36,7 +38,8 @@ __all__ = [
     "share_gradient",
 ]
 
-_creating = threading.RLock()
+joining = threading.RLock()
+"""Held while a gradient is made, or an array and a tensor come to share one; of two, what one thread adds would be lost."""
 
 
 class GradientState:
@@ -136,7 +139,8 @@ def gradient_of(array: Array, create: bool) -> Array | None:
     if state is not None and state.parent is not None and state.step is not None:
         whole = gradient_of(state.parent, create)
         return None if whole is None else state.step(whole)
-    found = None if room is None else room.gradient_of(array._source, create)
+    with joining if create else nullcontext():
+        found = None if room is None else room.gradient_of(array._source, create)
     if found is None:
         return _own_gradient(array) if create else None
     element = element_of(array)
@@ -144,7 +148,7 @@ def gradient_of(array: Array, create: bool) -> Array | None:
 
 
 def _own_gradient(array: Array) -> Array:
-    with _creating:
+    with joining:
         state = _state(array)
         if state.gradient is None:
             state.gradient = allocate(array.shape, element_of(array) or row_of(array), array.device, zeroed=True)

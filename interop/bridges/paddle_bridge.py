@@ -16,10 +16,11 @@ from types import FrameType
 from typing import Any
 
 from numbridge.arrays.array import Array
+from numbridge.arrays.gradients import joining
 from numbridge.bridges import tensor_probe
 from numbridge.bridges.installed import needed
 from numbridge.bridges.shared_memory import is_own, keep_lent, read_only
-from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, joining, wants_gradient
+from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, wants_gradient
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeError, NumbridgeTypeError
@@ -473,9 +474,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
         # Paddle takes none for a tensor that is no leaf: the array keeps it.
         if not create or not obj.is_leaf:
             return None
-        with joining:  # or two threads would each add to a gradient of their own
-            if obj.grad is None:
-                obj.grad = paddle.zeros_like(obj)
+        obj.grad = paddle.zeros_like(obj)
     return adopt(obj.grad)
 
 

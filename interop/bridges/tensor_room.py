@@ -5,7 +5,6 @@ It names no framework: each room passes in what only it knows.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from numbridge.storage.element_views import unpacked
 from numbridge.storage.memory import adopt, native, row_of
 from numbridge.storage.stream_order import hand_over
 
-__all__ = ["READ_ONLY_MARK", "adopted", "exported", "join_gradients", "joining", "wants_gradient"]
+__all__ = ["READ_ONLY_MARK", "adopted", "exported", "join_gradients", "wants_gradient"]
 
 # The attribute of a tensor over memory that numbridge's kernels must not write to, although the tensor cannot say so.
 READ_ONLY_MARK = "_numbridge_read_only"
@@ -126,10 +125,6 @@ def wants_gradient(array: Array, requires_grad: bool | None) -> bool:
                 "requires_grad is True, and the memory must not be written, as who follows a gradient does; pass array.clone()"
             )
     return bool(requires_grad)
-
-
-joining = threading.RLock()
-"""Held while an array and a tensor come to have one gradient, of which two threads would make two, and lose what one adds."""
 
 
 def join_gradients(

@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from numbridge.arrays.array import Array
+from numbridge.arrays.gradients import joining
 from numbridge.bridges import tensor_probe, torch_backward
 from numbridge.bridges.installed import needed
 from numbridge.bridges.shared_memory import is_own, keep_lent, read_only
-from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, joining, wants_gradient
+from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, wants_gradient
 from numbridge.bridges.torch_tracing import keep_dynamo_out
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
@@ -526,9 +527,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
     if obj.grad is None:
         if not create:
             return None
-        with joining:  # or two threads would each add to a gradient of their own
-            if obj.grad is None:
-                obj.grad = torch.zeros_like(obj)
+        obj.grad = torch.zeros_like(obj)
     return adopt(obj.grad)
 
 

@@ -29,9 +29,8 @@ from numbridge.kernels.compilation.compile_errors import not_compiled
 from numbridge.kernels.compilation.declared_calls import Copies, copied_on_the_cpu, declared_calls
 from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
-from numbridge.kernels.compilation.integer_powers import check_powers
+from numbridge.kernels.compilation.integer_rules import check_integers
 from numbridge.kernels.compilation.masked_loads import keep_loads_in_place
-from numbridge.kernels.compilation.range_arguments import check_ranges
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cpu_backend import cpu_atomics, cpu_copies, cpu_intrinsics, cpu_printing, cpu_races
@@ -209,8 +208,7 @@ def compile_run(
     everything = [overload for overloads in described.values() for overload in overloads]
     _check_writes(everything, entry)
     check_components(everything, entry, origin)
-    check_powers(everything, entry, origin)
-    check_ranges(everything, entry, origin)
+    check_integers(everything, entry, origin)
     at_once = max((part.takes.width for made in together.values() for part in made), default=1)
     wide = _wide_lines(described, text, filename, {line for function in found for line in function.wide})
     facts = {"wide": wide, "together": at_once}

@@ -30,8 +30,7 @@ from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register
 from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
 from numbridge.kernels.compilation.declared_calls import Copies, declared_calls
-from numbridge.kernels.compilation.integer_powers import check_powers
-from numbridge.kernels.compilation.range_arguments import check_ranges
+from numbridge.kernels.compilation.integer_rules import check_integers
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
 from numbridge.kernels.cuda_backend.grid_source import GRID
@@ -272,8 +271,7 @@ def compile_ptx(
         raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
     compiled = _overloads(names, copies)
     check_components(compiled, entry, origin)
-    check_powers(compiled, entry, origin)
-    check_ranges(compiled, entry, origin)
+    check_integers(compiled, entry, origin)
     ptx, *others = codes
     head = _ENTRY.search(ptx)
     if head is None:

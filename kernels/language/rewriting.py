@@ -589,7 +589,7 @@ class _Rewriter(ast.NodeTransformer):
         extents = shape if type(shape) is tuple else (shape,)
         if dtype is None or not all(type(extent) is int and extent >= 0 for extent in extents):
             return []
-        if id(node) in self._in_loops:
+        if id(call) in self._in_loops:
             begin = "" if makes == _NOTHING else f", and assign {target}[:] = {makes} in it"
             raise self.source.error(
                 node,
@@ -666,10 +666,7 @@ class _Rewriter(ast.NodeTransformer):
         """Drop the annotation of a local variable."""
         if node.value is None:
             return ast.Pass()
-        plain = ast.copy_location(ast.Assign([node.target], node.value), node)
-        if id(node) in self._in_loops:
-            self._in_loops.add(id(plain))
-        return self.visit_Assign(plain)
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         """Say what an assertion does, for CUDA: numba-cuda 0.30 does not know how Python 3.14 compiles the statement."""
