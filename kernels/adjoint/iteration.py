@@ -21,6 +21,7 @@ from numbridge.kernels.adjoint.element_program import known, part
 from numbridge.kernels.adjoint.ir import Value
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.windows import Window
+from numbridge.kernels.compilation.integer_rules import not_an_integer
 from numbridge.kernels.language.tuple_parameters import remade
 
 __all__ = ["Elements", "Iteration"]
@@ -101,15 +102,15 @@ class Iteration(Assignments):
         return Elements(count, lambda k: self.cast(windows.moved(self, k, start, step), kind))
 
     def _bounds(self, node: ast.Call) -> list[Value]:
-        """Return the bounds of a range as integers: Numba cuts off what floating-point numbers have after the point."""
+        """Return the bounds of a range as integers."""
         bounds = [self._scalar(argument) for argument in node.args]
         if not bounds or len(bounds) > 3:
             raise self._refused(node, "range takes one to three integers")
         for bound, argument in zip(bounds, node.args, strict=True):
-            if not isinstance(bound.type, types.Integer | types.Float):
-                raise self._refused(argument, "the bounds of range(...) are integers; convert with int(...)")
+            if not isinstance(bound.type, types.Integer | types.Boolean):
+                raise self._refused(argument, not_an_integer(bound.type))
         kind = inference.range_type(bounds)
-        return [self.cast(bound, kind) if isinstance(bound.type, types.Float) else bound for bound in bounds]
+        return [self.cast(bound, kind) if isinstance(bound.type, types.Boolean) else bound for bound in bounds]
 
     def _whole_number(self, node: ast.expr) -> Value:
         value = self._scalar(node)

@@ -13,7 +13,7 @@ from numba.core import types
 
 from numbridge.kernels.errors import KernelError
 
-__all__ = ["check_integers"]
+__all__ = ["check_integers", "not_an_integer"]
 
 _POWERS = (operator.pow, operator.ipow)
 
@@ -57,5 +57,10 @@ def _wrong(expression: Any, typemap: Any) -> str | None:
         kinds = (typemap[argument.name] for argument in expression.args)
         kind = next((kind for kind in kinds if isinstance(kind, types.Float)), None)
         if kind is not None:
-            return f"range takes integers, and this is a {kind}; divide with //, or convert with int(...)"
+            return not_an_integer(kind)
     return None
+
+
+def not_an_integer(kind: Any) -> str:
+    """Return what to say of a number that `range` was given, by its type."""
+    return f"range takes integers, and this is a {kind}; divide with //, or convert with int(...)"

@@ -33,7 +33,21 @@ def in_a_function(x, n):
     x[0] = count(n)
 
 
-@pytest.mark.parametrize("kernel", [over_half, in_steps, in_a_function])
+@nb.kernel
+def beside_an_array(x, n):
+    for k, weight in zip(range(n), x):  # noqa: B905 - Numba takes no `strict`
+        x[0] += k * weight
+
+
+@nb.kernel
+def raised(x, n, y):
+    power = 1.0
+    for _ in range(n):
+        power *= x[0]
+    y[0] = power
+
+
+@pytest.mark.parametrize("kernel", [over_half, in_steps, in_a_function, beside_an_array])
 def test_floats_are_refused(kernel):
     x = np.zeros(3)
     text = r"range takes integers, and this is a float64; divide with //, or convert with int\(\.\.\.\)\n.*range\("
@@ -41,6 +55,8 @@ def test_floats_are_refused(kernel):
         nb.launch(kernel, 1, [x, 2.0])
     with pytest.raises(nb.KernelError, match=rf"(?s){kernel.name}.*{text}"):
         kernel.ptx(x, 2.0, capability=(9, 0))
+    with pytest.raises(nb.KernelError, match=rf"(?s){text}"):
+        nb.launch(kernel.adjoint(["x"]), 1, [x, 2.0, x.copy()])
     assert not x.any()
 
 
@@ -49,3 +65,6 @@ def test_integers_of_any_kind_are_taken():
         x = np.zeros(3)
         nb.launch(in_a_function, 1, [x, n])
         assert x[0] == int(n)
+        gradient = np.zeros(1)
+        nb.launch(raised.adjoint(["x", "y"]), 1, [np.full(1, 3.0), n, np.ones(1), gradient, np.ones(1)])
+        assert gradient[0] == n * 3.0 ** (int(n) - 1)

@@ -50,22 +50,6 @@ def stores(x: nb.array1d[nb.float64], y: nb.array1d[nb.float64]):
 
 
 @numba.njit
-def up_to_floats(a, b):
-    total = 0.0
-    for k in range(np.ceil(2.0 * a) - 3.0, 4.0 * b):
-        total += (k + a) * math.sin(b)
-    for k, weight in zip(range(1.9), (a, b)):  # noqa: B905 - Numba takes no `strict`
-        total += (k + 2) * weight
-    return total
-
-
-@nb.kernel
-def ranges_of_floats(x, y):
-    i = nb.tid()
-    y[i] = up_to_floats(x[i], x[i])
-
-
-@numba.njit
 def interpolated(grid, values, at):
     (count,) = np.shape(values)
     k = np.searchsorted(grid, at, side="right") - 1
@@ -161,7 +145,7 @@ def difference(kernel, x, step=1e-6):
     return (ends[0] - ends[1]) / (2 * step)
 
 
-@pytest.mark.parametrize("kernel", [sums, stores, ranges_of_floats, starred], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [sums, stores, starred], ids=lambda kernel: kernel.name)
 def test_gradients_are_differences(kernel):
     x = np.linspace(0.1, 1.1, 7)
     assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
