@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.language.dependencies import Dependency
+from numbridge.kernels.language.dependencies import MISSING, Dependency
 from numbridge.kernels.native import table_layout as nb
 
 __all__ = ["Guards", "guards"]
@@ -50,7 +50,9 @@ def _row(dependency: Dependency, copy: np.ndarray[Any, Any] | None) -> tuple[int
     if dependency.container is None or (copy is None and dependency.contents is not None):
         return (0,) * (nb.GLOBAL_SIZE // 8)
     name = 0 if dependency.name is None else id(dependency.name)
-    place = (id(_dictionary(dependency.container)), name, id(dependency.value))
+    # Where there must be nothing, looking it up gives a null pointer.
+    value = 0 if dependency.value is MISSING else id(dependency.value)
+    place = (id(_dictionary(dependency.container)), name, value)
     if copy is None or not copy.nbytes:
         return (*place, 0, 0, 0)
     return (*place, copy.nbytes, dependency.value.ctypes.data, copy.ctypes.data)

@@ -542,7 +542,8 @@ class Calls(Reductions):
         self, node: ast.Call, source: FunctionSource, gradient: FunctionSource, given: dict[str, Binding]
     ) -> Binding:
         """Call a function whose derivative is written by hand."""
-        arguments = list(given.values())
+        # Thread indices, which the rewriting puts before them, have no derivative.
+        arguments = [given[name] for name in source.parameters]
         if not all(isinstance(argument, Value) for argument in arguments):
             raise self._refused(
                 node,
@@ -585,7 +586,10 @@ class Calls(Reductions):
                 f"{gradient.name}, the derivative of {source.name}, takes {len(names)} arguments, and gets {len(given)}: "
                 "those of the function, then one cotangent for each floating result",
             )
-        found = self._run_function(node, gradient, dict(zip(names, given, strict=True)))
+        # It may ask for its thread where the function does not.
+        own = {argument.arg for argument in self._rewritten.trees[id(gradient)].args.args}
+        hidden = {value.name: value for value in self.hidden if value.name in own}
+        found = self._run_function(node, gradient, hidden | dict(zip(names, given, strict=True)))
         parts = found if isinstance(found, tuple) else (found,)
         if len(parts) != len(arguments) or not all(isinstance(part, Value) for part in parts):
             raise self._refused(
@@ -683,6 +687,7 @@ class Calls(Reductions):
         return found
 
     def _bind(self, node: ast.Call, source: FunctionSource, tree: ast.FunctionDef) -> dict[str, Binding]:
+        """Return what a function is given, in the order of its parameters; it is evaluated in that of the call."""
         names = [argument.arg for argument in tree.args.args]
         positional = self._arguments(node)
         given = dict(zip(names, positional, strict=False))
@@ -695,7 +700,7 @@ class Calls(Reductions):
             names.append(source.rest)
         if set(given) != set(names) or (source.rest is None and len(positional) > len(names)):
             raise self._refused(node, f"{source.name} takes the arguments {', '.join(source.parameters)}")
-        return {name: as_argument(value) for name, value in given.items()}
+        return {name: as_argument(given[name]) for name in names}
 
 
 def _call_text(callee: Static, arguments: Sequence[Any]) -> str:

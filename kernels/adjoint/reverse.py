@@ -33,6 +33,7 @@ from numbridge.kernels.adjoint.ir import (
     Store,
     Value,
     defined_by,
+    is_float,
     nested,
     regions,
     walk,
@@ -448,7 +449,7 @@ class _Reverse(LoopReversal):
     def _reverse_custom(self, op: Custom) -> None:
         if not any(self._has(result) for result in op.results):
             return
-        for cotangent, result in zip(op.cotangents, op.results, strict=True):
+        for cotangent, result in zip(op.cotangents, filter(is_float, op.results), strict=True):
             text = self._adjoint(result) if self._has(result) else self.construct.zero(result.type).name
             self.lines.add(f"{cotangent.name} = {text}")
         Primal(self.program, self.lines).region(op.pullback)

@@ -53,7 +53,7 @@ class Dependency:
     name : object
         The key in the dictionary; None for a cell.
     value : object
-        What was found there.
+        What was found there; `MISSING` where nothing may be, as what comes earlier would be taken instead.
     contents : object
         What the arrays among it held, as far as that may change; None if there are none.
     """
@@ -195,13 +195,14 @@ def of_library(value: Any) -> bool:
 
 
 def member_dependency(owner: Any, attribute: str) -> tuple[Dependency, ...]:
-    """Return what an attribute of a module or class depends on, if it is a user's."""
+    """Return what an attribute of a module or class depends on, if it is a user's: also that nothing is found earlier."""
     if is_from_library(owner):
         return ()
-    holders = (owner,) if isinstance(owner, ModuleType) else getattr(owner, "__mro__", ())
-    for holder in holders:
-        values = vars(holder)
+    kinds = (*owner.__mro__, *type(owner).__mro__) if isinstance(owner, type) else (owner,)
+    earlier: list[Dependency] = []
+    for values in map(vars, kinds):
         if attribute in values:
             value = values[attribute]
-            return () if is_settled(attribute, value) else (Dependency(values, attribute, value),)
+            return (*earlier, *([] if is_settled(attribute, value) else [Dependency(values, attribute, value)]))
+        earlier.append(Dependency(values, attribute, MISSING))
     return ()

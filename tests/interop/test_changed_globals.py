@@ -71,6 +71,44 @@ def test_static_expressions_likewise() -> None:
     assert taped(both, lambda: numbers.__setitem__(0, 2.0)) == [6.0]
 
 
+class Meta(type):
+    weight = 3.0
+
+
+class Base(metaclass=Meta):
+    share = 2.0
+
+
+class Derived(Base):
+    pass
+
+
+@nb.kernel
+def inherits(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = x[i] * Derived.share * Derived.weight * nb.static(Derived.share)
+
+
+def launched(kernel: nb.Kernel) -> float:
+    y = nb.zeros(1)
+    nb.launch(kernel, 1, [nb.ones(1)], [y])
+    return float(y.numpy()[0])
+
+
+def test_attributes_that_come_to_be_found_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launched(inherits) == 12.0
+    with pytest.raises(nb.KernelError, match=r"'share'.*has changed since the kernel ran"):
+        taped(inherits, lambda: monkeypatch.setattr(Derived, "share", 5.0, raising=False))
+    assert launched(inherits) == 75.0
+    monkeypatch.setattr(Meta, "weight", 1.0)
+    assert launched(inherits) == 25.0
+    monkeypatch.setattr(Base, "weight", 2.0, raising=False)
+    assert launched(inherits) == 50.0
+    assert taped(inherits, lambda: None) == [50.0]
+    monkeypatch.undo()
+    assert launched(inherits) == 12.0
+
+
 def test_operators_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     op = nb.torch_op(scale, outputs="y", name="test_changed_globals::scale")
     x = torch.ones(1, requires_grad=True)
