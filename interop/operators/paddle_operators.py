@@ -231,10 +231,16 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
         values = [detached(value) for value in held.together(tensors)]
         made = operator.level.run(values)
         held.leave(operator.level.left(values, made))
-        return made
+        return copied(made) if operator.level.spare else made
 
     def adjoint(held: _Held, tensors: Sequence[Any]) -> list[Any]:
         values, count = [detached(value) for value in held.together(tensors)], len(operator.level.inputs)
-        return operator.level.adjoint(values[:count], values[count:], held.rest)
+        return copied(operator.level.adjoint(values[:count], values[count:], held.rest))
+
+    def copied(made: list[Any]) -> list[Any]:
+        # If the last that Paddle did before it goes on with the nodes of a graph was to tell where a tensor lies, by the function
+        # through which kernels read tensors, it leaves the way back out of the next: third derivatives lacked terms. Any of its
+        # operations in between helps. These layers run for derivatives of derivatives alone.
+        return [output.clone() for output in made]
 
     return layer("Run", run, operator.run_backward), layer("Adjoint", adjoint, operator.adjoint_backward)

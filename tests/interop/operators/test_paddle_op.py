@@ -194,6 +194,32 @@ def test_gradients_by_some_of_the_inputs_and_of_third_order():
     close(w.grad, 48 * w * x)
 
 
+@nb.kernel
+def square(x, y):
+    i = nb.tid()
+    y[i] = x[i] * x[i]
+
+
+squared = nb.paddle_op(square, "y")
+AMONG_OPERATIONS = {
+    "a product": (lambda x: squared(x) * x, lambda x: x**3),
+    "its own product": (lambda x: (lambda y: y * y)(squared(x)), lambda x: x**4),
+    "what comes after": (lambda x: paddle.exp(squared(x)), lambda x: torch.exp(x * x)),
+    "what comes before": (lambda x: squared(paddle.exp(x)), lambda x: torch.exp(2 * x)),
+    "both": (lambda x: paddle.tanh(squared(squared(x)) * x), lambda x: torch.tanh(x**5)),
+}
+
+
+@pytest.mark.parametrize(("made", "wanted"), AMONG_OPERATIONS.values(), ids=AMONG_OPERATIONS)
+def test_third_derivatives_among_operations_of_paddle(made, wanted):
+    x, same = leaves()[0], torch.tensor(leaves()[0].numpy(), requires_grad=True)
+    found, right = made(x), wanted(same)
+    for _ in range(3):
+        (found,) = paddle.grad(found.sum(), [x], create_graph=True)
+        (right,) = torch.autograd.grad(right.sum(), same, create_graph=True)
+        close(found, right.detach())
+
+
 def test_mixed_derivatives():
     x, w = leaves()
     g = fourth(x, w)
