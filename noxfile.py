@@ -72,9 +72,9 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
-def architectures(session: nox.Session) -> None:
-    """Run the tests and compile each kernel that they launch to cubins for four architectures, not for one of these."""
-    session.env["NUMBRIDGE_ARCHITECTURES"] = "all"
+def thorough(session: nox.Session) -> None:
+    """Run the tests with every case, and compile each kernel that they launch for four architectures, not for one of these."""
+    session.env["NUMBRIDGE_THOROUGH"] = "1"
     run_tests(session)
 
 

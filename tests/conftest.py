@@ -1,12 +1,11 @@
 """What all tests share. Every kernel that a test launches on the CPU is also compiled for CUDA, to a cubin of one architecture.
 
-It is one of four, taken by the kernel's text; ``nox -s architectures`` compiles each for all four. No GPU is needed for that.
+It is one of four, taken by the kernel's text; ``nox -s thorough`` compiles each for all four. No GPU is needed for that.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import shutil
 import subprocess
 import sys
@@ -26,10 +25,9 @@ from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import machine
 from numbridge.kernels.object_cache import cache_folder, digest, machine_fingerprint
+from some_cases import THOROUGH
 
 ARCHITECTURES = ((7, 5), (8, 0), (9, 0), (10, 0))
-# Whether each kernel is compiled for all of them, which takes a quarter of all the tests' time
-ALL = os.environ.get("NUMBRIDGE_ARCHITECTURES") == "all"
 # What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; fields of records that are not aligned; printing
 # complex numbers and vectors; functions of numba.njit with a signature, and of numba.vectorize.
 ONLY_ON_THE_CPU = (
@@ -81,14 +79,14 @@ def compile_for_cuda(kernel, parameters, weak):
     at = zlib.crc32(emitted.text.encode()) % len(ARCHITECTURES)
     first, *others = (*ARCHITECTURES[at:], *ARCHITECTURES[:at])
     # Steps take as long again. What does not compile in steps is compiled without them, so that the body tells whether it does.
-    STEPS.wanted = ALL
+    STEPS.wanted = THOROUGH
     try:
         code = variant._cuda_code(kernel, emitted, parameters, first, "masked")
     finally:
         STEPS.wanted = True
     # Its name holds a digest of everything that the code depends on.
     done = Path(code.source_file).with_suffix(".for_all")
-    if not ALL or done.exists():
+    if not THOROUGH or done.exists():
         return
     library = lowered.library
     for capability in others:

@@ -16,6 +16,7 @@ import numbridge as nb
 from adjoint_programs import WIDTH, Writer, declared
 from lane_checks import TRIPS, Strided, both_ways, check, floats, gradients, integers, is_close, vectors, widths
 from numbridge.kernels.native.table_layout import GRAIN_PIECES
+from some_cases import some
 
 RECORD = np.dtype([("flag", np.uint8), ("x", np.float32), ("mass", np.float64), ("kind", np.int16)])
 TABLE = np.array([1.0, -2.0, 3.0], np.float32)
@@ -455,7 +456,7 @@ CASES = dict.fromkeys(OF_VECTORS, vectors) | {
 }
 
 
-@pytest.mark.parametrize(("function", "make"), CASES.items(), ids=[f.__name__ for f in CASES])
+@pytest.mark.parametrize(("function", "make"), some(CASES.items(), 2), ids=some([f.__name__ for f in CASES], 2))
 def test_together_threads_compute_what_each_computes_alone(function, make):
     check(function, make)
 

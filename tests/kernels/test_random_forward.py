@@ -9,7 +9,7 @@ import pytest
 
 import forward_checks
 
-COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_FORWARD_PROGRAMS", "2,1").split(","), "0"][:2])
+COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_FORWARD_PROGRAMS", "2,4").split(","), "0"][:2])
 PROGRAMS = range(FIRST, FIRST + COUNT)
 ON_CUDA = [number for number in PROGRAMS[::4] if forward_checks.runs_on_cuda(number)]
 

@@ -14,6 +14,7 @@ from numba import cuda, njit
 import numbridge as nb
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.errors import KernelError, NumbridgeTypeError
+from some_cases import some
 from written_kernels import made
 
 SIZE = 6
@@ -329,7 +330,7 @@ def test_single_precision(kernel):
         np.testing.assert_allclose(narrow, exact, rtol=2e-3, atol=2e-3 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("kernel", CASES, ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", some(CASES, 2), ids=lambda k: k.name)
 def test_both_compile_for_cuda(kernel):
     values = arguments()
     for derivative in (kernel.adjoint(NAMES), kernel.tangent(NAMES)):
