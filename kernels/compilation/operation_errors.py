@@ -282,6 +282,8 @@ def _of_tuple(name: str, given: list[str]) -> str | None:
         return "a tuple does not change; make a new one, or take cuda.local.array for something to write into"
     if name != "getitem":
         return None
+    if not _arguments(given[0].strip().partition("(")[2].removesuffix(")")):
+        return "this tuple is empty, so there is no part of it to choose; where it holds what a star takes, pass one or more"
     if (fraction := _of_fraction(given[1])) is not None or not is_uneven:
         return fraction
     return f"{_parts_of(given[0])}, of which only a constant index chooses one; {_ALIKE}"
@@ -560,6 +562,12 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
         lambda found: f"None has no .{found[1]}; ask for an argument that may be None before, as in `if x is not None`",
     ),
     (r"Unknown attribute '(\w+)' of type element\((\w+)\)", _of_part),
+    (
+        r"Unknown attribute '(\w+)' of type dtype\((\w+)\)",
+        lambda found: (
+            f"a dtype has no {found[1]} in a kernel; pass it as an argument, or write nb.static(np.{found[2]}(0).{found[1]})"
+        ),
+    ),
     (
         r"\)\.(\w+) of type \S+ is not aligned",
         lambda found: (

@@ -198,7 +198,7 @@ def member_dependency(owner: Any, attribute: str) -> tuple[Dependency, ...]:
     """Return what an attribute of a module or class depends on, if it is a user's: also that nothing is found earlier."""
     if is_from_library(owner):
         return ()
-    kinds = (*owner.__mro__, *type(owner).__mro__) if isinstance(owner, type) else (owner,)
+    kinds = (owner,) if not isinstance(owner, type) else (*owner.__mro__, *type.mro(type(owner)))
     earlier: list[Dependency] = []
     for values in map(vars, kinds):
         if attribute in values:

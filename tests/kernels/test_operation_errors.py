@@ -423,3 +423,34 @@ def test_attributes_of_none():
         nb.KernelError, match=r"None has no \.shape; ask for an argument that may be None before, as in `if x"
     ):
         nb.launch(extent_of_a_part, 1, [(None, 1), np.zeros(1)])
+
+
+@nb.func
+def product_of_all(*numbers):
+    product = 1.0
+    for k in range(len(numbers)):
+        product = product * numbers[k]
+    return product
+
+
+@nb.kernel
+def product_of_none(y):
+    y[0] = product_of_all()
+
+
+def test_a_part_of_an_empty_tuple():
+    with pytest.raises(
+        nb.KernelError, match=r"this tuple is empty, so there is no part of it to choose; .* pass one or more"
+    ):
+        nb.launch(product_of_none, 1, [np.zeros(1)])
+
+
+@nb.kernel
+def size_of_one(y):
+    y[0] = y.dtype.itemsize
+
+
+def test_attributes_of_a_dtype():
+    way = r"a dtype has no itemsize in a kernel; .* or write nb\.static\(np\.float64\(0\)\.itemsize\)"
+    with pytest.raises(nb.KernelError, match=way):
+        nb.launch(size_of_one, 1, [np.zeros(1)])
