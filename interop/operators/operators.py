@@ -17,9 +17,8 @@ from numbridge.kernels.block_dims import BlockDim, block_dim_of
 from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Boxed, Kernel
-from numbridge.kernels.language.inner_gradients import Gradient
 from numbridge.kernels.language.intrinsics import intrinsic_of
-from numbridge.kernels.language.source import FunctionSource, Sourced
+from numbridge.kernels.language.source import FunctionSource, Program
 from numbridge.kernels.language.tuple_parameters import Structure, leaves, rebuilt, structure_of
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
 from numbridge.operators.element_dims import (
@@ -139,7 +138,7 @@ class OperatorPlan:
         self._parameters = {parameter.name: parameter for parameter in kernel.parameters}
         self.in_boxes = tuple(boxed)
         self._labels, self._known_arrays = {name: kernel.label(name) for name in names}, arrays
-        used = {*_arrays(kernel.source), *arrays}
+        used = {*_arrays(kernel.source, Program(kernel.source)), *arrays}
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}
         memory = [name for name in names if self.kinds[name] == "array" and not self._is_value(name)]
         written = kernel.source.written({name: self._rank(name) for name in memory})
@@ -363,14 +362,14 @@ def _kind(annotation: Any, used: bool) -> Kind:
     return "array" if used else "number"
 
 
-def _arrays(source: FunctionSource, seen: tuple[int, ...] = ()) -> set[str]:
+def _arrays(source: FunctionSource, program: Program, seen: tuple[int, ...] = ()) -> set[str]:
     """Return the names that a function uses as arrays: subscripted, asked for their shape, or passed on to such a use."""
     found: set[str] = set()
     for node in source.nodes:
         if isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in _METADATA):
             found |= _names(node.value)
         elif isinstance(node, ast.Call):
-            found |= _passed(source, node, (*seen, id(source)))
+            found |= _passed(source, program, node, (*seen, id(source)))
     aliases = [(node.targets, node.value) for node in source.nodes if isinstance(node, ast.Assign)]
     for _ in aliases:
         for targets, value in aliases:
@@ -383,21 +382,16 @@ def _names(node: ast.AST) -> set[str]:
     return {node.id} if isinstance(node, ast.Name) else set()
 
 
-def _passed(source: FunctionSource, node: ast.Call, seen: tuple[int, ...]) -> set[str]:
+def _passed(source: FunctionSource, program: Program, node: ast.Call, seen: tuple[int, ...]) -> set[str]:
     static = source.resolve(node.func)
     if static is None:
         return set()
     intrinsic = intrinsic_of(static.value)
     if intrinsic is not None:
         return _names(node.args[0]) if intrinsic.kind == "atomic" and node.args else set()
-    function = static.value.innermost if isinstance(static.value, Gradient) else static.value
-    if not isinstance(function, Sourced) or id(function.source) in seen:
+    callee = program.callee(static.value) or program.compiled(static.value)
+    if callee is None or id(callee) in seen:
         return set()
-    callee = function.source
-    inner = _arrays(callee, seen)
-    pairs = zip(callee.parameters, node.args, strict=False)
-    return {name for parameter, argument in pairs if _parameter_name(parameter) in inner for name in _names(argument)}
-
-
-def _parameter_name(parameter: Any) -> str:
-    return str(getattr(parameter, "name", parameter))
+    inner = _arrays(callee, program, seen)
+    given = [*zip(callee.parameters, node.args, strict=False), *((str(k.arg), k.value) for k in node.keywords)]
+    return {name for parameter, argument in given if parameter in inner for name in _names(argument)}

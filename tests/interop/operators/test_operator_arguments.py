@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 
@@ -167,3 +168,31 @@ def test_within_jax_too():
     ):
         nb.jax_kernel(biased, output_dims=(2, 2))(x, b)
     assert nb.jax_kernel(guarded)(b, b[:1] + 2.0)[0].tolist() == [0, 1, 2]
+
+
+@nb.func
+def put(place, y, value=1.0, scale=2.0):
+    y[place] = value * scale
+
+
+@numba.njit
+def put_by_numba(place, y, scale):
+    y[place] = scale
+
+
+@nb.kernel
+def puts(x, y):
+    i = nb.tid()
+    put(scale=x[i], y=y, place=i)
+
+
+@nb.kernel
+def puts_by_numba(x, y):
+    i = nb.tid()
+    put_by_numba(i, scale=x[i], y=y)
+
+
+@pytest.mark.parametrize("kernel", [puts, puts_by_numba], ids=lambda kernel: kernel.name)
+def test_what_only_functions_use_as_arrays_is_known_for_such(framework, kernel):
+    op = MAKERS[framework](kernel, outputs="y", name=f"{framework}_{kernel.name}")
+    assert np.array_equal(op(*given(framework, X)), X)
