@@ -196,17 +196,33 @@ def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
         raise NumbridgeTypeError(
             f"jax_callable: {func!r} does not say its parameters; wrap it in a function whose parameters are annotated"
         ) from None
-    annotations = inspect.get_annotations(func, eval_str=True)
+    # A partial and an object with `__call__` have no annotations of their own; their signature has those of what they call.
+    annotations = _annotations(func, what)
     made = []
     for name, parameter in parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise NumbridgeTypeError(
-                f"{what}: parameter {name!r} cannot be passed by position; write it without * and **"
-            )
+            is_bound = isinstance(func, functools.partial) and parameter.kind is parameter.KEYWORD_ONLY
+            hint = "let the partial bind the first ones by position" if is_bound else "write it without * and **"
+            raise NumbridgeTypeError(f"{what}: parameter {name!r} cannot be passed by position; {hint}")
         made.append(
             Parameter(name, annotation_of(annotations.get(name, inspect.Parameter.empty), f"{name!r} of {what}"))
         )
     return tuple(made)
+
+
+def _annotations(func: Callable[..., Any], what: str) -> dict[str, Any]:
+    """Return the annotations of a function's parameters, with those that are text evaluated."""
+    try:
+        parameters = inspect.signature(func, eval_str=True).parameters
+        found = {name: parameter.annotation for name, parameter in parameters.items()}
+        # A `__signature__` that somebody has set is taken as it is, text and all.
+        written = [name for name, annotation in found.items() if isinstance(annotation, str)]
+        evaluated = inspect.get_annotations(func, eval_str=True) if written else {}
+    except Exception as error:  # evaluating a user's string runs a user's code
+        raise NumbridgeTypeError(
+            f"{what}: its annotations cannot be evaluated: {type(error).__name__}: {error}; name in them what its module has"
+        ) from error
+    return found | {name: evaluated.get(name, found[name]) for name in written}
 
 
 class JaxCallable(Remade):
@@ -219,7 +235,8 @@ class JaxCallable(Remade):
         self._calls: dict[Any, Callable[..., Any]] = {}
         # What the kernels that were launched read elsewhere, as it was when their launches were traced.
         self._dependencies: dict[Any, tuple[Any, ...]] = {}
-        functools.update_wrapper(self, func)
+        # Not what is in its namespace: an object's attributes may be named as ours are.
+        functools.update_wrapper(self, func, updated=())
         self.__signature__ = found.shown(_OPTIONS)
 
     def __call__(

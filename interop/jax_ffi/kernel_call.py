@@ -177,7 +177,8 @@ class JaxKernel(Remade):
         self._has_changed = False
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._plans: dict[Any, Call] = {}
-        functools.update_wrapper(self, kernel.function)
+        # Not what is in its namespace: attributes that somebody has set may be named as ours are.
+        functools.update_wrapper(self, kernel.function, updated=())
         self.__signature__ = found.shown(_OPTIONS)
 
     def __call__(
