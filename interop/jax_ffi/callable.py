@@ -24,6 +24,7 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.alone import run_eagerly
 from numbridge.jax_ffi.asked_dims import asked, given_dims
 from numbridge.jax_ffi.callback import CallContext, register_function
+from numbridge.jax_ffi.noticed import notice, watching
 from numbridge.jax_ffi.plan import (
     Number,
     Operand,
@@ -34,7 +35,7 @@ from numbridge.jax_ffi.plan import (
     number_of,
     output_row,
 )
-from numbridge.jax_ffi.recording import TracedArray, watching
+from numbridge.jax_ffi.recording import TracedArray
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, signature
 from numbridge.jax_ffi.values import jax_value, named, operand
@@ -282,6 +283,9 @@ class JaxCallable(Remade):
                 call = self._calls[key] = self._with_numbers(options, arguments, given)
         operands = [a for a, number in zip(arguments, given, strict=True) if number is None]
         result: tuple[Any, ...] = run_eagerly(call, operands)
+        # Within a function that is traced, this is a part of its program, also where it was traced before.
+        for kernel in list(self._dependencies):
+            notice(kernel)
         return result
 
     def _forget(self) -> None:

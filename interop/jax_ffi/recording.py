@@ -6,10 +6,8 @@ plan of launches is a JAX program, in which XLA decides about temporaries and me
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 from numbridge.arrays.array import Array
 from numbridge.arrays.contents import is_literal
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.noticed import notice
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
@@ -39,22 +38,11 @@ from numbridge.operators.element_dims import component_of, element_of, inner_dim
 from numbridge.storage import strided
 from numbridge.storage.memory import adopt
 
-__all__ = ["TracedArray", "watching"]
+__all__ = ["TracedArray"]
 
 _MAX_EXTENT = 2**31 - 1
 Layout = tuple[tuple[int, ...], strided.Strides]
 understand_extents(is_symbolic)
-_watcher: ContextVar[Callable[[Kernel], None] | None] = ContextVar("numbridge_watcher", default=None)
-
-
-@contextlib.contextmanager
-def watching(watcher: Callable[[Kernel], None]) -> Iterator[None]:
-    """Call a function with each kernel whose launch becomes a part of a program, as long as this context is entered."""
-    token = _watcher.set(watcher)
-    try:
-        yield
-    finally:
-        _watcher.reset(token)
 
 
 class TracedArray:
@@ -379,9 +367,7 @@ class TracedArray:
 
 def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], options: Options) -> None:
     check_count(kernel, arguments)
-    watcher = _watcher.get()
-    if watcher is not None:
-        watcher(kernel)
+    notice(kernel)
     values = [_launch_value(argument) for argument in arguments]
     given = [value if isinstance(value, Number) else described(value) for value in values]
     _check_elements(kernel, arguments)

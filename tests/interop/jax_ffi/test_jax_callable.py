@@ -452,6 +452,57 @@ def test_attributes_of_a_function_are_its_own(mode):
     assert (nb.jax_callable(function, graph_mode=mode)(a10)[0] == 2 * a10).all()
 
 
+FACTOR = 2.0
+
+
+@nb.kernel
+def uses_factor(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] * FACTOR
+
+
+def launches(x: nb.array[float], out: nb.array[float]):
+    nb.launch(uses_factor, x.shape, [x], [out])
+
+
+def around(inner, given, mode):
+    """Return a function that calls another one with what is traced, or with a constant, which goes another way."""
+
+    def calls(x: nb.array[float], out: nb.array[float]):
+        x = jnp.asarray(x)
+        out.assign(inner(x)[0] if given == "traced" else inner(jnp.ones(10))[0] * x)
+
+    return nb.jax_callable(calls, graph_mode=mode)
+
+
+# In mode NONE a function may not wait for what JAX computes.
+WAYS = [("", nb.GraphMode.NONE)] + [
+    (way, mode)
+    for way in ("", "traced", "constant", "constant traced")
+    for mode in (nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE)
+]
+
+
+@pytest.mark.parametrize("first", ["launch", "kernel"])
+@pytest.mark.parametrize(("way", "mode"), WAYS)
+def test_an_eager_call_sees_new_globals(way, mode, first, monkeypatch):
+    functions = [nb.jax_kernel(uses_factor) if first == "kernel" else nb.jax_callable(launches, graph_mode=mode)]
+    for given in way.split():
+        functions.append(around(functions[-1], given, mode))
+    for factor in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        # The outer ones come last, when the inner ones have been traced and say nothing of their kernels any more.
+        assert [f(a10)[0].tolist() for f in functions] == [(factor * a10).tolist()] * len(functions)
+
+
+@pytest.mark.parametrize("way", ["traced", "constant"])
+def test_a_called_function_within_a_traced_one_sees_new_globals(way, monkeypatch):
+    f = around(nb.jax_callable(launches, graph_mode=nb.GraphMode.NONE), way, nb.GraphMode.JAX)
+    for factor in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        assert f(a10)[0].tolist() == (factor * a10).tolist()
+
+
 def test_scan_and_jit_inside():
     f = jax_callable(chained)
     x, _ = jax.lax.scan(lambda c, _: (f(c)[0], None), a10, None, length=2)
