@@ -36,7 +36,7 @@ from numbridge.jax_ffi.plan import (
     output_row,
 )
 from numbridge.jax_ffi.recording import TracedArray
-from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
+from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed, can_stay_together
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, signature
 from numbridge.jax_ffi.values import jax_value, named, operand
 from numbridge.jax_ffi.widths import all_kept, widths
@@ -412,8 +412,8 @@ class _Replayed(JaxCallable):
             return run(options, *(next(rest) if t else a for a, t in zip(arguments, is_value, strict=True)))
 
         jaxpr = jax.jit(function).trace(*values).jaxpr
-        if len(jaxpr.in_avals) != len(values):
-            # The function uses what is traced outside of it.
+        if len(jaxpr.in_avals) != len(values) or not can_stay_together(jaxpr):
+            # The function uses what is traced outside of it, or what only JAX's own operations can.
             return run(options, *arguments)
         return tuple(bind_replayed(jaxpr, self._graphs, values))
 
