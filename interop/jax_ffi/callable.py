@@ -35,7 +35,7 @@ from numbridge.jax_ffi.plan import (
     number_of,
     output_row,
 )
-from numbridge.jax_ffi.recording import TracedArray
+from numbridge.jax_ffi.recording import Run, TracedArray
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed, can_stay_together
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, signature
 from numbridge.jax_ffi.values import jax_value, named, operand
@@ -347,8 +347,9 @@ class JaxCallable(Remade):
         import jax.numpy as jnp
 
         found, described = self._signature, self._described(arguments)
+        run = Run()
         passed = [
-            TracedArray(jnp.asarray(a), p.name, options, writable=p.name in found.in_out, element=element_of(p))
+            TracedArray(jnp.asarray(a), p.name, options, run, writable=p.name in found.in_out, element=element_of(p))
             if is_array(p, d)
             else a
             for p, a, d in zip(found.inputs, arguments, described, strict=True)
@@ -356,10 +357,13 @@ class JaxCallable(Remade):
         results = zip(found.pure, self._results(options, described), strict=True)
         with all_kept():
             zeros = [(p, jnp.zeros(*kind)) for p, kind in results]
-        made = [TracedArray(value, p.name, options, writable=True, element=element_of(p)) for p, value in zeros]
-        maker = TracedArray(jnp.zeros(()), "the maker of temporaries", options, writable=False)
-        with making(maker.new), watching(self._launched):
-            self._finish(self._func(*passed, *made))
+        made = [TracedArray(value, p.name, options, run, writable=True, element=element_of(p)) for p, value in zeros]
+        maker = TracedArray(jnp.zeros(()), "the maker of temporaries", options, run, writable=False)
+        try:
+            with making(maker.new), watching(self._launched):
+                self._finish(self._func(*passed, *made))
+        finally:
+            run.is_over = True
         in_out = [array for p, array in zip(found.inputs, passed, strict=True) if p.name in found.in_out]
         return tuple(array.value for array in (*in_out, *made))
 
