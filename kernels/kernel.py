@@ -79,7 +79,8 @@ class Kernel(Sourced):
     _boxed: tuple[str, ...] = ()
 
     def __init__(self, function: FunctionType, options: dict[str, Any], *, dispatcher: Any = None) -> None:
-        functools.update_wrapper(self, function)
+        # Not what is in its namespace: attributes that somebody has set may be named as ours are.
+        functools.update_wrapper(self, function, updated=())
         self.function = function
         self.name = options.pop("name", None) or function.__name__
         self.options = options
@@ -341,7 +342,7 @@ class Function(Sourced):
     role: ClassVar[Role] = "func"
 
     def __init__(self, function: FunctionType, name: str | None = None) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self.function = function
         self.name = name or function.__name__
         # It may be edited before a kernel calls the function.

@@ -24,6 +24,7 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.alone import run_eagerly
 from numbridge.jax_ffi.asked_dims import asked, given_dims
 from numbridge.jax_ffi.callback import CallContext, register_function
+from numbridge.jax_ffi.noticed import notice, watching
 from numbridge.jax_ffi.plan import (
     Number,
     Operand,
@@ -34,8 +35,8 @@ from numbridge.jax_ffi.plan import (
     number_of,
     output_row,
 )
-from numbridge.jax_ffi.recording import TracedArray, watching
-from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
+from numbridge.jax_ffi.recording import Run, TracedArray
+from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed, can_stay_together
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, signature
 from numbridge.jax_ffi.values import jax_value, named, operand
 from numbridge.jax_ffi.widths import all_kept, widths
@@ -196,17 +197,33 @@ def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
         raise NumbridgeTypeError(
             f"jax_callable: {func!r} does not say its parameters; wrap it in a function whose parameters are annotated"
         ) from None
-    annotations = inspect.get_annotations(func, eval_str=True)
+    # A partial and an object with `__call__` have no annotations of their own; their signature has those of what they call.
+    annotations = _annotations(func, what)
     made = []
     for name, parameter in parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise NumbridgeTypeError(
-                f"{what}: parameter {name!r} cannot be passed by position; write it without * and **"
-            )
+            is_bound = isinstance(func, functools.partial) and parameter.kind is parameter.KEYWORD_ONLY
+            hint = "let the partial bind the first ones by position" if is_bound else "write it without * and **"
+            raise NumbridgeTypeError(f"{what}: parameter {name!r} cannot be passed by position; {hint}")
         made.append(
             Parameter(name, annotation_of(annotations.get(name, inspect.Parameter.empty), f"{name!r} of {what}"))
         )
     return tuple(made)
+
+
+def _annotations(func: Callable[..., Any], what: str) -> dict[str, Any]:
+    """Return the annotations of a function's parameters, with those that are text evaluated."""
+    try:
+        parameters = inspect.signature(func, eval_str=True).parameters
+        found = {name: parameter.annotation for name, parameter in parameters.items()}
+        # A `__signature__` that somebody has set is taken as it is, text and all.
+        written = [name for name, annotation in found.items() if isinstance(annotation, str)]
+        evaluated = inspect.get_annotations(func, eval_str=True) if written else {}
+    except Exception as error:  # evaluating a user's string runs a user's code
+        raise NumbridgeTypeError(
+            f"{what}: its annotations cannot be evaluated: {type(error).__name__}: {error}; name in them what its module has"
+        ) from error
+    return found | {name: evaluated.get(name, found[name]) for name in written}
 
 
 class JaxCallable(Remade):
@@ -219,7 +236,8 @@ class JaxCallable(Remade):
         self._calls: dict[Any, Callable[..., Any]] = {}
         # What the kernels that were launched read elsewhere, as it was when their launches were traced.
         self._dependencies: dict[Any, tuple[Any, ...]] = {}
-        functools.update_wrapper(self, func)
+        # Not what is in its namespace: an object's attributes may be named as ours are.
+        functools.update_wrapper(self, func, updated=())
         self.__signature__ = found.shown(_OPTIONS)
 
     def __call__(
@@ -265,6 +283,9 @@ class JaxCallable(Remade):
                 call = self._calls[key] = self._with_numbers(options, arguments, given)
         operands = [a for a, number in zip(arguments, given, strict=True) if number is None]
         result: tuple[Any, ...] = run_eagerly(call, operands)
+        # Within a function that is traced, this is a part of its program, also where it was traced before.
+        for kernel in list(self._dependencies):
+            notice(kernel)
         return result
 
     def _forget(self) -> None:
@@ -326,8 +347,9 @@ class JaxCallable(Remade):
         import jax.numpy as jnp
 
         found, described = self._signature, self._described(arguments)
+        run = Run()
         passed = [
-            TracedArray(jnp.asarray(a), p.name, options, writable=p.name in found.in_out, element=element_of(p))
+            TracedArray(jnp.asarray(a), p.name, options, run, writable=p.name in found.in_out, element=element_of(p))
             if is_array(p, d)
             else a
             for p, a, d in zip(found.inputs, arguments, described, strict=True)
@@ -335,10 +357,13 @@ class JaxCallable(Remade):
         results = zip(found.pure, self._results(options, described), strict=True)
         with all_kept():
             zeros = [(p, jnp.zeros(*kind)) for p, kind in results]
-        made = [TracedArray(value, p.name, options, writable=True, element=element_of(p)) for p, value in zeros]
-        maker = TracedArray(jnp.zeros(()), "the maker of temporaries", options, writable=False)
-        with making(maker.new), watching(self._launched):
-            self._finish(self._func(*passed, *made))
+        made = [TracedArray(value, p.name, options, run, writable=True, element=element_of(p)) for p, value in zeros]
+        maker = TracedArray(jnp.zeros(()), "the maker of temporaries", options, run, writable=False)
+        try:
+            with making(maker.new), watching(self._launched):
+                self._finish(self._func(*passed, *made))
+        finally:
+            run.is_over = True
         in_out = [array for p, array in zip(found.inputs, passed, strict=True) if p.name in found.in_out]
         return tuple(array.value for array in (*in_out, *made))
 
@@ -391,8 +416,8 @@ class _Replayed(JaxCallable):
             return run(options, *(next(rest) if t else a for a, t in zip(arguments, is_value, strict=True)))
 
         jaxpr = jax.jit(function).trace(*values).jaxpr
-        if len(jaxpr.in_avals) != len(values):
-            # The function uses what is traced outside of it.
+        if len(jaxpr.in_avals) != len(values) or not can_stay_together(jaxpr):
+            # The function uses what is traced outside of it, or what only JAX's own operations can.
             return run(options, *arguments)
         return tuple(bind_replayed(jaxpr, self._graphs, values))
 

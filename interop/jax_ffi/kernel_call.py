@@ -19,6 +19,7 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.alone import run_eagerly
 from numbridge.jax_ffi.asked_dims import asked, given_dims
 from numbridge.jax_ffi.measured_calls import register
+from numbridge.jax_ffi.noticed import notice
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, argument_row, number_of, packed, plan_call
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
@@ -177,7 +178,8 @@ class JaxKernel(Remade):
         self._has_changed = False
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._plans: dict[Any, Call] = {}
-        functools.update_wrapper(self, kernel.function)
+        # Not what is in its namespace: attributes that somebody has set may be named as ours are.
+        functools.update_wrapper(self, kernel.function, updated=())
         self.__signature__ = found.shown(_OPTIONS)
 
     def __call__(
@@ -211,6 +213,7 @@ class JaxKernel(Remade):
         call = self._calls.get(key)
         if call is None:
             call = self._remember(key, arguments, options)
+        notice(self.kernel)
         result: tuple[Any, ...] = run_eagerly(call, arguments)
         return result
 

@@ -512,9 +512,16 @@ def _way_to_scalars(dtype: Any) -> str:
 
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return "pass the numbers of the keys, jax.random.key_data(x)"
-    is_float = jax.dtypes.issubdtype(dtype, np.floating)
-    wider = "float32" if is_float else "uint8" if jax.dtypes.issubdtype(dtype, np.unsignedinteger) else "int8"
-    return f"use x.astype({wider!r})"
+    kinds = {
+        np.floating: "float32",
+        np.complexfloating: "complex64",
+        np.unsignedinteger: "uint8",
+        np.signedinteger: "int8",
+    }
+    # To NumPy a span of time is an integer.
+    is_number = np.dtype(dtype).kind != "m"
+    wider = next((name for kind, name in kinds.items() if is_number and jax.dtypes.issubdtype(dtype, kind)), None)
+    return "pass a number, or an array of numbers" if wider is None else f"use x.astype({wider!r})"
 
 
 def _class_of(dtype: Any) -> int:
@@ -581,7 +588,7 @@ def _number_row(where: str, annotation: Any, number: Number) -> Scalar | None:
             else _by_value(_scalar(where, number.kind))
         )
     wanted: Scalar = annotation.scalar
-    rank = _CLASSES[number.kind] if weak else _class_of(number.kind)
+    rank = _CLASSES[number.kind] if weak else _class_of(_scalar(where, number.kind))
     if wanted.code not in _KINDS:
         raise ConversionError(
             f"{where}: scalars of {wanted.name} are not supported; annotate float and convert in the kernel"

@@ -6,10 +6,8 @@ plan of launches is a JAX program, in which XLA decides about temporaries and me
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 from numbridge.arrays.array import Array
 from numbridge.arrays.contents import is_literal
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.noticed import notice
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
@@ -39,22 +38,20 @@ from numbridge.operators.element_dims import component_of, element_of, inner_dim
 from numbridge.storage import strided
 from numbridge.storage.memory import adopt
 
-__all__ = ["TracedArray", "watching"]
+__all__ = ["Run", "TracedArray"]
 
 _MAX_EXTENT = 2**31 - 1
 Layout = tuple[tuple[int, ...], strided.Strides]
 understand_extents(is_symbolic)
-_watcher: ContextVar[Callable[[Kernel], None] | None] = ContextVar("numbridge_watcher", default=None)
 
 
-@contextlib.contextmanager
-def watching(watcher: Callable[[Kernel], None]) -> Iterator[None]:
-    """Call a function with each kernel whose launch becomes a part of a program, as long as this context is entered."""
-    token = _watcher.set(watcher)
-    try:
-        yield
-    finally:
-        _watcher.reset(token)
+class Run:
+    """One run of a function that is traced; what its arrays stand for is nothing once it is over."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
 
 
 class TracedArray:
@@ -68,24 +65,38 @@ class TracedArray:
         What messages call it.
     options : Options
         How its launches transform.
+    run : Run
+        The run of the function that it is made in.
     writable : bool
         Whether kernels may write to it.
     element : ElementType, optional
         What the last dimensions of the value are the components of.
     """
 
-    __slots__ = ("_base", "_element", "_get", "_layout", "_name", "_options", "_put", "_trace", "_value", "_writable")
+    __slots__ = (
+        "_base",
+        "_element",
+        "_get",
+        "_layout",
+        "_name",
+        "_options",
+        "_put",
+        "_run",
+        "_trace",
+        "_value",
+        "_writable",
+    )
 
     # Marks arrays that other parts of numbridge hand over to, instead of looking for memory.
     __is_traced__ = True
 
     def __init__(
-        self, value: Any, name: str, options: Options, *, writable: bool, element: ElementType | None = None
+        self, value: Any, name: str, options: Options, run: Run, *, writable: bool, element: ElementType | None = None
     ) -> None:
         from jax.extend.core import get_opaque_trace_state
 
         self._value, self._name, self._options, self._writable = value, name, options, writable
-        self._element = element
+        self._run, self._element = run, element
         self._base: TracedArray | None = None
         self._get: Callable[[Any], Any] | None = None
         self._put: Callable[[Any, Any], Any] | None = None
@@ -182,7 +193,7 @@ class TracedArray:
     def _view(
         self, get: Callable[[Any], Any], put: Callable[[Any, Any], Any], layout: Layout | None = None
     ) -> TracedArray:
-        made = TracedArray(None, self._name, self._options, writable=self._writable, element=self._element)
+        made = TracedArray(None, self._name, self._options, self._run, writable=self._writable, element=self._element)
         made._base, made._get, made._put, made._layout = self, get, put, layout
         return made
 
@@ -244,17 +255,24 @@ class TracedArray:
     def store(self, new: Any) -> None:
         """Let the array stand for another value of its shape and dtype from now on."""
         if self._base is None or self._put is None:
-            self._check_trace(new)
+            self._check_trace()
             self._value = new
         else:
             self._base.store(self._put(self._base.value, new))
 
-    def _check_trace(self, new: Any) -> None:
-        """Refuse what exists only within a loop, a branch or another part that JAX traces by itself: only that would see it."""
-        from jax.core import Tracer
+    def check_run(self) -> None:
+        """Refuse what somebody has kept of a run that is over: nothing would ever run what is written to it."""
+        if self._run.is_over:
+            raise BufferAccessError(
+                f"the traced array {self._name!r} was kept after the function that it was made in was traced, and stands for "
+                "nothing any more; return what a function makes as an output, or make an array with nb.zeros"
+            )
+
+    def _check_trace(self) -> None:
+        """Refuse a write in a loop, a branch or another part that JAX traces by itself: only that would see it, or nobody."""
         from jax.extend.core import get_opaque_trace_state
 
-        if isinstance(new, Tracer) and get_opaque_trace_state() != self._trace:
+        if get_opaque_trace_state() != self._trace:
             raise BufferAccessError(
                 f"{self!r} is written within a function that JAX traces by itself, such as the body of jax.lax.scan, and comes "
                 "from outside of it; use Python's loops and branches, or make the array there and return jnp.asarray(array)"
@@ -283,6 +301,7 @@ class TracedArray:
     def _write(self, operation: str, value: Any) -> TracedArray:
         import jax.numpy as jnp
 
+        self.check_run()
         given, target = self._given(operation, value), self.value
         try:
             with all_kept():
@@ -297,6 +316,7 @@ class TracedArray:
         """Copy values of the same shape into the array, converted to its dtype."""
         import jax.numpy as jnp
 
+        self.check_run()
         given = self._given("assign", values)
         if jnp.shape(given) != self.value.shape:
             raise NumbridgeValueError(f"assign got values of shape {jnp.shape(given)} for {self!r}")
@@ -321,7 +341,9 @@ class TracedArray:
 
     def clone(self) -> TracedArray:
         """Return a copy that may be written."""
-        return TracedArray(self.value, f"{self._name}.clone()", self._options, writable=True, element=self._element)
+        self.check_run()
+        name = f"{self._name}.clone()"
+        return TracedArray(self.value, name, self._options, self._run, writable=True, element=self._element)
 
     def __copy__(self) -> TracedArray:
         """Return a copy of what it stands for now."""
@@ -352,7 +374,7 @@ class TracedArray:
             extents = (*extents, *inner_extents(element))
         with all_kept():
             value = jnp.zeros(extents, (component_of(element) if element is not None else scalar_of(kind)).numpy)
-        return TracedArray(value, "a temporary", self._options, writable=True, element=element)
+        return TracedArray(value, "a temporary", self._options, self._run, writable=True, element=element)
 
     def __jax_array__(self) -> Any:
         """Return what it stands for now, for JAX's own operations: ``jnp.asarray(array)``."""
@@ -379,9 +401,10 @@ class TracedArray:
 
 def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], options: Options) -> None:
     check_count(kernel, arguments)
-    watcher = _watcher.get()
-    if watcher is not None:
-        watcher(kernel)
+    for argument in arguments:
+        if isinstance(argument, TracedArray):
+            argument.check_run()
+    notice(kernel)
     values = [_launch_value(argument) for argument in arguments]
     given = [value if isinstance(value, Number) else described(value) for value in values]
     _check_elements(kernel, arguments)

@@ -20,9 +20,11 @@ from numbridge.jax_ffi.grouping import Group, group_words, grouped
 from numbridge.jax_ffi.primitive import alike, axes_of
 from numbridge.kernels.errors import NonFiniteError
 
-__all__ = ["DEFAULT_GRAPH_CACHE_MAX", "GraphCache", "bind_replayed"]
+__all__ = ["DEFAULT_GRAPH_CACHE_MAX", "GraphCache", "bind_replayed", "can_stay_together"]
 
 DEFAULT_GRAPH_CACHE_MAX = 32
+# What a part of a program may do wherever it is: JAX has no public names for the classes
+_ANYWHERE = {"BufferCallbackEffect", "DebugEffect", "FfiEffect", "IOEffect", "OrderedDebugEffect", "OrderedIOEffect"}
 
 
 class GraphCache:
@@ -80,6 +82,24 @@ def _forget(plans: dict[tuple[int, int], Any], keep: int) -> None:
             function(targets.room().cuda_plans["numbridge_xla_forget_graphs"])(graphs.ctypes.data, keep)
 
 
+def can_stay_together(jaxpr: Any) -> bool:
+    """Tell whether a traced function may be one primitive, up to where it is lowered.
+
+    Not where it talks to the other elements of a `jax.vmap` with an axis name, which only JAX's own operations know when they are
+    batched, nor where it has a `jax.Ref`, which JAX must see to keep reads and writes in order. The axes of `jax.shard_map` and
+    `jax.pmap` are there until the end.
+    """
+    import jax
+
+    lasting = set(jax.sharding.get_abstract_mesh().manual_axes)
+    return all(
+        getattr(effect, "name", None) in lasting
+        if type(effect).__name__ == "NamedAxisEffect"
+        else type(effect).__name__ in _ANYWHERE
+        for effect in jaxpr.effects
+    )
+
+
 def bind_replayed(jaxpr: Any, graphs: GraphCache, operands: Sequence[Any]) -> list[Any]:
     """Run a traced function, or add it to the program that is being traced; return its results."""
     results: list[Any] = _primitive().bind(*operands, jaxpr=jaxpr, graphs=graphs)
@@ -110,6 +130,7 @@ def _made() -> Any:
     )
     batching.primitive_batchers[made] = _batch
     ad.primitive_jvps[made] = _jvp
+    ad.primitive_transposes[made] = _transpose
     return made
 
 
@@ -240,3 +261,26 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, graphs:
     results, made = jax.jvp(function, [primals[k] for k in moving], [tangents[k] for k in moving])
     pairs = zip(results, made, strict=True)
     return results, [ad.Zero(jax.typeof(r).to_tangent_aval()) if t.dtype == jax.dtypes.float0 else t for r, t in pairs]
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, jaxpr: Any, graphs: GraphCache) -> list[Any]:
+    """Return the cotangents of the operands in which a function is linear; launches say there that they are not."""
+    import jax
+    from jax.interpreters import ad
+
+    linear = [k for k, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
+    # JAX transposes floats to floats: a result without a cotangent may be of another kind.
+    given = {k: value for k, value in enumerate(cotangents) if not isinstance(value, ad.Zero)}
+    if not given:
+        return [None] * len(operands)
+
+    def function(*some: Any) -> Any:
+        values = list(operands)
+        for k, value in zip(linear, some, strict=True):
+            values[k] = value
+        results = _function(jaxpr)(*values)
+        return [results[k] for k in given]
+
+    transposed = jax.linear_transpose(function, *(operands[k].aval for k in linear))
+    made = dict(zip(linear, transposed([*given.values()]), strict=True))
+    return [made.get(k) for k in range(len(operands))]

@@ -359,6 +359,148 @@ def test_only_functions_of_positions_are_wrapped():
         jax_callable(3)
     with pytest.raises(nb.NumbridgeTypeError, match=r"parameter 'rest' cannot be passed by position"):
         jax_callable(lambda *rest: None)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"'factor' cannot be passed by position; let the partial bind the first"
+    ):
+        jax_callable(functools.partial(halves, factor=0.5))
+
+
+class Halves:
+    """An object that is called, with attributes named as those of a JaxCallable are."""
+
+    def __init__(self, factor):
+        self.factor = factor
+        self._func, self._calls, self._options, self._signature, self._lock = 1, 2, 3, 4, 5
+
+    def __call__(self, x: nb.array[int], out: nb.array[float]):
+        self.method(x, out)
+
+    def method(self, x: nb.array[int], out: nb.array[float]):
+        halves(self.factor, x, out)
+
+    @classmethod
+    def of_class(cls, x: nb.array[int], out: nb.array[float]):
+        halves(0.5, x, out)
+
+
+@nb.kernel
+def scale_ints(x: nb.array[int], factor: float, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = float(x[i]) * factor
+
+
+def halves(factor: float, x: nb.array[int], out: nb.array[float]):
+    nb.launch(scale_ints, x.shape, [x, factor], [out])
+
+
+def signed_in_text(x, out):
+    halves(0.5, x, out)
+
+
+signed_in_text.__annotations__ = {"x": "nb.array[int]", "out": "nb.array[float]"}
+signed_in_text.__signature__ = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=text)
+        for name, text in signed_in_text.__annotations__.items()
+    ]
+)
+CALLED = {
+    "partial": functools.partial(halves, 0.5),
+    "partial of a partial": functools.partial(functools.partial(halves), 0.5),
+    "partial of a method": functools.partial(Halves(0.5).method),
+    "partial of an object": functools.partial(Halves(0.5)),
+    "object": Halves(0.5),
+    "method": Halves(0.5).method,
+    "method of a class": Halves.of_class,
+    "wrapped": functools.wraps(Halves.of_class)(lambda *arguments: halves(0.5, *arguments)),
+    "signature": signed_in_text,
+}
+
+
+@modes
+@pytest.mark.parametrize("form", CALLED)
+def test_annotations_are_those_of_what_is_called(mode, form):
+    """Without them the output would have the dtype of the input, and lose the halves."""
+    f = nb.jax_callable(CALLED[form], graph_mode=mode)
+    (out,) = f(jnp.arange(3))
+    assert out.dtype == jnp.float32 and out.tolist() == [0.0, 0.5, 1.0]
+    assert next(iter(inspect.signature(f).parameters)) == "x"
+
+
+def test_annotations_that_cannot_be_evaluated():
+    def function(x: nowhere[float], out: nb.array[float]):  # noqa: F821
+        out.fill_(1)
+
+    for given in (function, functools.partial(function)):
+        with pytest.raises(
+            nb.NumbridgeTypeError,
+            match=r"its annotations cannot be evaluated: NameError: name 'nowhere' is not defined",
+        ):
+            jax_callable(given)
+    signed = functools.partial(function)
+    signed.__signature__ = inspect.signature(function)
+    with pytest.raises(nb.NumbridgeTypeError, match=r"'x' of function 'partial'.*nowhere"):
+        jax_callable(signed)
+
+
+@modes
+def test_attributes_of_a_function_are_its_own(mode):
+    def function(x: nb.array[float], out: nb.array[float]):
+        nb.launch(scale, x.shape, [x, 2.0], [out])
+
+    function._calls = function._func = function._signature = function._made = function.source = None
+    assert (nb.jax_callable(function, graph_mode=mode)(a10)[0] == 2 * a10).all()
+
+
+FACTOR = 2.0
+
+
+@nb.kernel
+def uses_factor(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] * FACTOR
+
+
+def launches(x: nb.array[float], out: nb.array[float]):
+    nb.launch(uses_factor, x.shape, [x], [out])
+
+
+def around(inner, given, mode):
+    """Return a function that calls another one with what is traced, or with a constant, which goes another way."""
+
+    def calls(x: nb.array[float], out: nb.array[float]):
+        x = jnp.asarray(x)
+        out.assign(inner(x)[0] if given == "traced" else inner(jnp.ones(10))[0] * x)
+
+    return nb.jax_callable(calls, graph_mode=mode)
+
+
+# In mode NONE a function may not wait for what JAX computes.
+WAYS = [("", nb.GraphMode.NONE)] + [
+    (way, mode)
+    for way in ("", "traced", "constant", "constant traced")
+    for mode in (nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE)
+]
+
+
+@pytest.mark.parametrize("first", ["launch", "kernel"])
+@pytest.mark.parametrize(("way", "mode"), WAYS)
+def test_an_eager_call_sees_new_globals(way, mode, first, monkeypatch):
+    functions = [nb.jax_kernel(uses_factor) if first == "kernel" else nb.jax_callable(launches, graph_mode=mode)]
+    for given in way.split():
+        functions.append(around(functions[-1], given, mode))
+    for factor in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        # The outer ones come last, when the inner ones have been traced and say nothing of their kernels any more.
+        assert [f(a10)[0].tolist() for f in functions] == [(factor * a10).tolist()] * len(functions)
+
+
+@pytest.mark.parametrize("way", ["traced", "constant"])
+def test_a_called_function_within_a_traced_one_sees_new_globals(way, monkeypatch):
+    f = around(nb.jax_callable(launches, graph_mode=nb.GraphMode.NONE), way, nb.GraphMode.JAX)
+    for factor in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        assert f(a10)[0].tolist() == (factor * a10).tolist()
 
 
 def test_scan_and_jit_inside():

@@ -23,6 +23,7 @@ from numbridge.jax_ffi.replay import GraphCache
 from numbridge.kernels.cuda_backend import cuda_driver
 
 MODE = nb.GraphMode.NUMBRIDGE
+both_modes = pytest.mark.parametrize("mode", [nb.GraphMode.JAX, MODE])
 a10 = jnp.arange(10, dtype=jnp.float32)
 
 
@@ -161,6 +162,80 @@ def test_a_function_that_uses_what_is_traced_outside():
         return replayed(function)(x)[0]
 
     np.testing.assert_array_equal(jax.jit(outer)(a10, 3.0), 3 * a10 + 1)
+
+
+def collective(x: nb.array[float], out: nb.array[float]):
+    nb.launch(scale, x.shape, [x, 2.0], [out])
+    summed = jax.lax.psum(jnp.asarray(out), "rows") + jax.lax.axis_index("rows")
+    nb.launch(scale, x.shape, [summed, 3.0], [out])
+
+
+def test_collectives_of_a_batch_with_an_axis_name():
+    rows = jnp.stack([a10, a10 + 1])
+    f = jax.vmap(lambda x: replayed(collective, enable_backward=True)(x)[0], axis_name="rows")
+    expected = np.stack([6 * rows.sum(0), 6 * rows.sum(0) + 3])
+    np.testing.assert_array_equal(f(rows), expected)
+    np.testing.assert_array_equal(jax.jit(f)(rows), expected)
+    np.testing.assert_array_equal(jax.vmap(f)(jnp.stack([rows, rows])), [expected, expected])
+    np.testing.assert_array_equal(jax.grad(lambda rows: f(rows).sum())(rows), np.full((2, 10), 12.0))
+
+
+def test_collectives_of_devices_separate_plans():
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("rows")
+    f = jax.shard_map(lambda x: replayed(collective)(x)[0], mesh=mesh, in_specs=spec, out_specs=spec)
+    assert "numbridge_replay" in str(jax.make_jaxpr(f)(a10))
+    np.testing.assert_array_equal(jax.jit(f)(a10), 6 * a10)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(f))(a10[None]), 6 * a10[None])
+
+
+def test_references_within_and_from_outside():
+    total = jax.new_ref(jnp.zeros(10))
+
+    def function(x: nb.array[float], out: nb.array[float]):
+        nb.launch(scale, x.shape, [x, 2.0], [out])
+        own = jax.new_ref(jnp.asarray(out))
+        own[...] = own[...] + 1
+        total[...] = total[...] + own[...]
+        nb.launch(scale, x.shape, [own[...], 2.0], [out])
+
+    f = replayed(function)
+    np.testing.assert_array_equal(f(a10)[0], 4 * a10 + 2)
+    np.testing.assert_array_equal(jax.jit(f)(a10)[0], 4 * a10 + 2)
+    np.testing.assert_array_equal(total[...], 2 * (2 * a10 + 1))
+
+
+@both_modes
+@pytest.mark.parametrize("wrap", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_a_function_that_is_linear_is_transposed(mode, wrap):
+    def function(x: nb.array[float], w: nb.array[float], out: nb.array[float], count: nb.array[int]):
+        nb.launch(scale, w.shape, [w, 2.0], [out])
+        out.assign(jnp.asarray(x) * jnp.asarray(out))
+        count.fill_(1)
+
+    f = nb.jax_callable(function, 2, mode)
+    transposed = wrap(jax.linear_transpose(wrap(lambda x: f(x, a10)[0]), a10))
+    np.testing.assert_array_equal(transposed(a10)[0], 2 * a10**2)
+
+
+@both_modes
+def test_a_launch_is_not_transposed(mode):
+    def function(x: nb.array[float], out: nb.array[float]):
+        nb.launch(scale, x.shape, [x, 2.0], [out])
+
+    f = nb.jax_callable(function, graph_mode=mode)
+    message = r"kernel 'scale' under JAX is not linear as far as JAX knows, so it cannot be transposed"
+    with pytest.raises(nb.KernelUnsupportedError, match=message):
+        jax.linear_transpose(lambda x: f(x)[0], a10)(a10)
+
+    @jax.custom_jvp
+    def doubled(x):
+        return 2 * x
+
+    doubled.defjvp(lambda primals, tangents: (doubled(*primals), f(*tangents)[0]))
+    np.testing.assert_array_equal(jax.jvp(doubled, (a10,), (a10,))[1], 2 * a10)
+    with pytest.raises(nb.KernelUnsupportedError, match=message + r".*jax\.custom_vjp"):
+        jax.grad(lambda x: doubled(x).sum())(a10)
 
 
 def random_program(seed):

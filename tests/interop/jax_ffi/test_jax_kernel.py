@@ -355,6 +355,35 @@ def uses_factor(x: nb.array[float], out: nb.array[float]):
     out[i] = x[i] * FACTOR
 
 
+def test_attributes_of_a_function_are_its_own():
+    def double(x: nb.array[float], out: nb.array[float]):
+        i = nb.tid()
+        out[i] = helper(x[i])
+
+    def helper(v):
+        return 2.0 * v
+
+    for function in (double, helper):
+        for name in (
+            "source",
+            "file",
+            "structures",
+            "_boxed",
+            "_calls",
+            "_signature",
+            "_options",
+            "_lock",
+            "is_current",
+        ):
+            setattr(function, name, None)
+    helper = nb.func(helper)
+    kernel = nb.kernel(double)
+    assert (nb.jax_kernel(kernel)(a16)[0] == 2 * a16).all()
+    out = np.zeros(16, np.float32)
+    nb.launch(kernel, 16, [np.ones(16, np.float32)], [out])
+    assert (out == 2).all()
+
+
 def test_control_flow():
     f = jax_kernel(triple)
     assert (jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: f(y)[0], x))(a16) == 27 * a16).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -167,6 +168,25 @@ def test_what_a_callable_does_not_take(mode, argument, message):
         arguments = (ones, argument) if run is f else (argument,)
         with pytest.raises(nb.NumbridgeTypeError, match=f"function 'function' under JAX, argument '[xs]': {message}"):
             run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (np.longdouble(3), r"use x.astype\('float32'\)"),
+        (np.clongdouble(3), r"use x.astype\('complex64'\)"),
+        (ml_dtypes.int4(3), r"use x.astype\('int8'\)"),
+        (np.str_("3"), "pass a number, or an array of numbers"),
+        (np.timedelta64(3, "s"), "pass a number, or an array of numbers"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_numbers_of_other_types(number, hint):
+    for what, f in (("kernel 'scale'", nb.jax_kernel(scale)), ("function 'function'", nb.jax_callable(function))):
+        message = f"^{what} under JAX, argument 's': dtype .* is not a scalar type; .*; {hint}"
+        for run in (f, jax.jit(lambda x, f=f: f(x, number))):
+            with pytest.raises(nb.ConversionError, match=message):
+                run(*(ones, number) if run is f else (ones,))
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "3", True, 2**63])

@@ -284,6 +284,48 @@ def test_arrays_from_outside_are_not_written_within_loops_of_jax(mode, loop, par
         nb.jax_callable(function, graph_mode=mode)(grid[0])
 
 
+@traced
+@pytest.mark.parametrize("loop", LOOPS)
+def test_constants_are_not_written_within_loops_of_jax(mode, loop):
+    """They exist outside, too, and would be written whatever a branch takes, and however often a loop runs."""
+
+    def function(x: nb.array[float], out: nb.array[float]):
+        LOOPS[loop](lambda: out.assign(np.ones(4, np.float32)) and None)
+
+    with pytest.raises(
+        nb.BufferAccessError, match=r"'out': float32\[4\]> is written within a function that JAX traces"
+    ):
+        nb.jax_callable(function, graph_mode=mode)(grid[0])
+
+
+LATE = {
+    "launch": lambda kept: nb.launch(double, 3, [np.ones(4, np.float32), kept]),
+    "launch that reads": lambda kept: nb.launch(double, 3, [kept, np.ones(4, np.float32)]),
+    "fill_": lambda kept: kept.fill_(1),
+    "assign": lambda kept: kept.assign(np.ones(4, np.float32)),
+    "item": lambda kept: kept.__setitem__(0, 1.0),
+    "view": lambda kept: kept[:2].zero_(),
+    "copy": lambda kept: kept.clone().zero_(),
+}
+
+
+@traced
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("call", [lambda f: f(), lambda f: jax.jit(lambda x: f())(1)], ids=["outside", "in a program"])
+def test_arrays_that_are_kept_are_not_written_later(mode, late, call):
+    kept = []
+
+    def function(x: nb.array[float], out: nb.array[float]):
+        kept[:] = [out, nb.zeros(4), nb.zeros(5)[1:]]
+        nb.launch(double, 4, [x, out])
+
+    f = nb.jax_callable(function, graph_mode=mode)
+    assert (f(grid[0])[0] == 2 * grid[0]).all()
+    for array, name in zip(kept, ("out", "a temporary", "a temporary"), strict=True):
+        with pytest.raises(nb.BufferAccessError, match=f"the traced array '{name}.* was kept after the function"):
+            call(lambda array=array: LATE[late](array))
+
+
 WRONG = {
     "axes": (lambda x, out: x.transpose(0, 0), ValueError, r"axes \(0, 0\) do not name each of the 2 axes once"),
     "reshape": (lambda x, out: x.reshape(5, -1), ValueError, r"12 elements cannot have the shape \(5, -1\)"),
