@@ -90,9 +90,10 @@ def check_hardware(kernel: Kernel, grid: Sequence[int], block: Sequence[int]) ->
     for what, sizes, limits in (("threads in a block", block, BLOCK_LIMITS), ("blocks", grid, GRID_LIMITS)):
         for axis, size, limit in zip("xyz", sizes, limits, strict=True):
             if size > limit:
+                way = "take larger blocks" if axis == "x" and what == "blocks" else "put more along x"
                 raise NumbridgeValueError(
-                    f"kernel {kernel.name!r}: {tuple(sizes)} are {size} {what} along {axis}, and CUDA has up to {limit} there; "
-                    "put more along x"
+                    f"kernel {kernel.name!r}: {tuple(sizes)} are {size} {what} along {axis}, and CUDA has up to {limit} "
+                    f"there; {way}"
                 )
 
 
@@ -157,4 +158,4 @@ def cuda_shapes(
     block = cuda_block_of(kernel, block_dim, len(dims))
     if block is None:
         block = block_shape(along, math.prod(block_axes(block_dim)), first_along_x=first)
-    return grid_shape(along, block, max_blocks), block
+    return grid_shape(along, block, max_blocks, whole=first), block

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from numbridge.kernels.errors import NumbridgeTypeError
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 
 __all__ = ["config"]
+
+_ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 class Config:
@@ -66,6 +68,10 @@ class Config:
             raise NumbridgeTypeError(f"config.simd: wanted True, False or None, got {value!r}")
         object.__setattr__(self, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        """Refuse: a setting always has a value."""
+        raise NumbridgeTypeError(f"config.{name}: a setting cannot be deleted; set it to another value")
+
     @property
     def kernel_cache_dir(self) -> str | None:
         """The folder that was chosen, here or by ``NUMBRIDGE_CACHE_DIR``; None for the default."""
@@ -75,7 +81,7 @@ class Config:
     def kernel_cache_dir(self, folder: str | os.PathLike[str] | None) -> None:
         from numbridge.kernels.object_cache import private_folder
 
-        if folder is not None and not isinstance(folder, str | os.PathLike):
+        if folder == "" or (folder is not None and not isinstance(folder, str | os.PathLike)):
             raise NumbridgeTypeError(f"config.kernel_cache_dir: wanted a path or None, got {folder!r}")
         chosen = None if folder is None else str(Path(folder).expanduser().absolute())
         private_folder(chosen)
@@ -88,7 +94,10 @@ class Config:
 
 
 def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "0") not in ("", "0")
+    text = os.environ.get(variable, "")
+    if text.lower() not in (*_OFF, *_ON):
+        raise NumbridgeValueError(f"the environment variable {variable}: wanted 1 or 0, got {text!r}")
+    return text.lower() in _ON
 
 
 config = Config()

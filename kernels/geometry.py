@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +99,21 @@ def geometry_of(
     block = block_axes(chosen)
     grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
     cuda_grid, cuda_block = cuda_shapes(kernel, dims, chosen, max_blocks)
+    if max_blocks and kernel.source.asks_for_block:
+        _check_whole(kernel, cuda_grid, cuda_shapes(kernel, dims, chosen)[0], max_blocks)
     is_shaped = cuda_block_of(kernel, chosen, len(dims)) is not None
     place = Place(device=device)
     return Geometry(dims, block, grid, cuda_block, cuda_grid, place, stream, is_shaped=is_shaped)
+
+
+def _check_whole(kernel: Kernel, grid: Sequence[int], whole: Sequence[int], max_blocks: int) -> None:
+    """Refuse fewer blocks than a launch has where threads know their block: each would be several, one after the other."""
+    if math.prod(grid) < math.prod(whole):
+        raise NumbridgeValueError(
+            f"max_blocks of kernel {kernel.name!r}: wanted {math.prod(whole)} blocks or more, as many as the launch has, got "
+            f"{max_blocks}: its threads ask for their block or work together in it, so that none can run the threads of several; "
+            "leave max_blocks out, or let the kernel loop over the grid and launch it as kernel[blocks, threads]"
+        )
 
 
 def most_blocks(kernel: Kernel, max_blocks: Any) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from numbridge.kernels import watching
 from numbridge.kernels.arguments import by_position, check_count
-from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of
+from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, check_hardware
 from numbridge.kernels.cpu_backend.endings import ended_by
 from numbridge.kernels.cpu_backend.raised import raised_at, raised_by, says
 from numbridge.kernels.cpu_backend.threads import start_threads
@@ -104,6 +104,8 @@ class _Road:
             launcher(self.kernel, replace(self.geometry, place=here))(*arguments)
             return
         variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place, found)
+        if variant.device.is_cuda:
+            check_hardware(self.kernel, self.geometry.cuda_grid, self.geometry.cuda_block)
         if self._total >= variant.threads_from:
             start_threads()
         self._check_extents(variant, arguments, found)
@@ -274,7 +276,8 @@ def forall(
     block_dim : int or tuple of int
         Threads per block: along the first axis, or along each of up to three, in the order of `dim`.
     max_blocks : int
-        On CUDA, the largest grid, whose threads then take several ids each; 0 for as many blocks as there are ids.
+        On CUDA, the largest grid, whose threads then take several ids each; 0 for as many blocks as there are ids. Refused, on
+        every device, if that is fewer blocks than the launch has and threads ask for their block or work together in it.
     stream : int, optional
         The handle of the CUDA stream to launch on; it is the caller who keeps the stream alive.
     device : Device, optional
@@ -437,6 +440,7 @@ def launch(
         Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
         On CUDA, the largest grid, whose threads then take several ids each; 0 for no limit. The CPU has no blocks to count.
+        Refused, on every device, if the launch has more blocks and threads ask for theirs or work together in it.
     block_dim : int or tuple of int
         Threads per block: along the first axis, or along each of up to three, in the order of `dim`.
 

@@ -75,9 +75,16 @@ def block_shape(along: Sequence[int], block_dim: int, *, first_along_x: bool) ->
     return shape[0] * rest, shape[1], shape[2]
 
 
-def grid_shape(along: Sequence[int], block: Sequence[int], max_blocks: int) -> tuple[int, int, int]:
-    """Return the grid that covers extents along x, y and z, with at most `max_blocks` blocks if that is not 0."""
-    grid = [min(-(-extent // size), limit) for extent, size, limit in zip(along, block, GRID_LIMITS, strict=True)]
+def grid_shape(
+    along: Sequence[int], block: Sequence[int], max_blocks: int, *, whole: bool = False
+) -> tuple[int, int, int]:
+    """Return the grid that covers extents along x, y and z, with at most `max_blocks` blocks if that is not 0.
+
+    A `whole` one has a block for all threads, even where CUDA has not as many: no block may run the threads of several in turn.
+    """
+    grid = [-(-extent // size) for extent, size in zip(along, block, strict=True)]
+    if not whole:
+        grid = [min(pair) for pair in zip(grid, GRID_LIMITS, strict=True)]
     return fewer_blocks(grid, max_blocks) if max_blocks else (grid[0], grid[1], grid[2])
 
 

@@ -58,21 +58,24 @@ class Callees:
 
 
 class Memory(NamedTuple):
-    """Local or shared memory.
+    """Local or shared memory, or an array that is a constant.
 
     Attributes
     ----------
     name : str
-        The local variable that it is made for.
+        The local variable that it is made for, or the constant's name.
     extents : tuple of Size
         Its extents.
     is_shared : bool
-        Whether all threads of a block have it.
+        Whether all threads of a block have it, and may write to it.
+    is_constant : bool
+        Whether the kernel reads it from outside.
     """
 
     name: str
     extents: tuple[Size, ...]
     is_shared: bool
+    is_constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class Values:
         self.given = {name: meant for name, meant in given.arguments.items() if name not in names}
         self.numbers = {name: number for name, number in given.numbers.items() if name not in names}
         own = {name: made for name in once & source.memory if (made := _memory_of(callees.program, source, name))}
-        self.memory = {**{name: meant for name, meant in given.memory.items() if name not in names}, **own}
+        passed = {name: meant for name, meant in given.memory.items() if name not in names}
+        self.memory = {**_arrays_from_outside(source), **passed, **own}
 
     def assigned(self, target: ast.expr, value: ast.expr, context: Box) -> Box:
         """Keep what names stand for from here on."""
@@ -319,6 +323,18 @@ def _counting_in(source: FunctionSource, stored: Sequence[str]) -> dict[int, str
                             and not leaves_by(before, ast.Break | ast.Continue)
                         ):
                             found[id(node)] = name
+    return found
+
+
+def _arrays_from_outside(source: FunctionSource) -> dict[str, Memory]:
+    """Return the arrays that are constants of a function, by the names under which it chooses elements of them."""
+    found = {}
+    for node in source.nodes:
+        match node:
+            case ast.Subscript(ast.Name(name) as array) if name not in source.locals:
+                static = source.resolve(array)
+                if static is not None and isinstance(static.value, np.ndarray):
+                    found[name] = Memory(name, tuple(Size((), extent) for extent in static.value.shape), False, True)
     return found
 
 

@@ -49,7 +49,7 @@ class Reach:
     Attributes
     ----------
     array : str
-        Which parameter; or which local variable, of local or shared memory.
+        Which parameter; or which local variable, of local or shared memory; or which array from outside.
     axis : int
         Which of its axes, not counting those of vectors and matrices.
     least : Size
@@ -69,7 +69,9 @@ class Reach:
     most_axes : int, optional
         How many axes the array has at most, where it is read: an index into more of them is a view's, which reads nothing.
     extents : tuple of Size, optional
-        Those of local or shared memory.
+        Those of local or shared memory, or of a constant.
+    is_constant : bool
+        Whether it is an array from outside the kernel.
     """
 
     array: str
@@ -83,10 +85,13 @@ class Reach:
     by_all: bool
     most_axes: int | None = None
     extents: tuple[Size, ...] | None = None
+    is_constant: bool = False
 
     @property
     def memory(self) -> str:
         """How messages call what is read or written; empty for a parameter."""
+        if self.is_constant:
+            return "array from outside"
         return "" if self.extents is None else "local or shared memory"
 
     @property
@@ -133,7 +138,9 @@ class Reach:
         """Return the end of the message about an array that is shorter; `way` is what to do."""
         takes = f"a launch over {tuple(dims)} takes {self.text}"
         least = self.least.value(known)
-        if self.extents is not None:
+        if self.is_constant:
+            way = "take a longer array, or launch fewer threads"
+        elif self.extents is not None:
             way, blocks = self._memory_way(least), tuple(known.along("blockDim", axis) for axis in range(len(dims)))
             takes = takes if None in blocks else f"a launch over {tuple(dims)} in blocks of {blocks} takes {self.text}"
         if self.written:
@@ -528,7 +535,8 @@ class _Reading:
             for furthest, least in ways:
                 if not (length - least).is_never_negative:
                     far = array, axis, least, context.all_needs(), furthest, there, text, place, by_all
-                    self.read.found.append(Reach(*far, most_axes, extents))
+                    is_constant = memory is not None and memory.is_constant
+                    self.read.found.append(Reach(*far, most_axes, extents, is_constant))
 
 
 def _stride(variable: Variable) -> Size:

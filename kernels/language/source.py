@@ -424,8 +424,11 @@ class FunctionSource:
         made: dict[str, bool] = {}
         for node in self.nodes:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                called = _intrinsic(self, node.value.func) if isinstance(node.value, ast.Call) else None
+                static = self.resolve(node.value.func) if isinstance(node.value, ast.Call) else None
+                called = None if static is None else intrinsic_of(static.value)
                 fits = called is not None and called.name in ("cuda.local.array", "cuda.shared.array")
+                # Those of NumPy's, which a thread makes for itself
+                fits |= static is not None and any(static.value is makes for makes in (np.zeros, np.ones, np.empty))
                 made[node.targets[0].id] = made.get(node.targets[0].id, True) and fits
         return frozenset(name for name, fits in made.items() if fits)
 

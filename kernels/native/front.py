@@ -238,7 +238,8 @@ def lay_out_hardware(plan, flags, total, rank):
         size = load_i64(plan, nb.PLAN_CUDA_BLOCK + 8 * axis)
         blocks = (load_i64(along, 8 * axis) + size - 1) // size
         most = nb.MAX_GRID_X if axis == 0 else nb.MAX_GRID_Y if axis == 1 else nb.MAX_GRID_Z
-        store_i64(plan, nb.PLAN_CUDA_GRID + 8 * axis, min(blocks, most))
+        # Where threads know their block, none may run the threads of several: CUDA refuses what it has not.
+        store_i64(plan, nb.PLAN_CUDA_GRID + 8 * axis, blocks if flags & nb.PLAN_FIRST != 0 else min(blocks, most))
 
 
 @inlined

@@ -226,3 +226,44 @@ def test_equal_blocks_are_looked_up():
     assert places2.forall((4, 4), (2, 8)) is places2.forall((4, 4), (2, 8))
     assert places2.forall((4, 4), np.int64(8)) is places2.forall((4, 4), 8)
     assert block_dim_of(of_any_rank, [np.int32(2), 3], 2) == (2, 3)
+
+
+@nb.kernel
+def rows_by_block(out):
+    i, j = nb.tid()
+    out[i, j] = cuda.blockIdx.y
+
+
+@nb.kernel
+def shared_sums(x, total):
+    i, t = nb.tid(), cuda.threadIdx.x
+    part = cuda.shared.array(32, np.float64)
+    part[t] = x[i]
+    cuda.syncthreads()
+    if t == 0:
+        for k in range(32):
+            nb.atomic_add(total, 0, part[k])
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_block_that_threads_know_is_not_several(on, most):
+    total = np.zeros(1)
+    text = f"max_blocks of kernel 'shared_sums': wanted 3 blocks or more, as many as the launch has, got {most}: its threads ask"
+    with pytest.raises(nb.NumbridgeValueError, match=text):
+        nb.launch(shared_sums, 96, [on(np.ones(96)), on(total)], block_dim=32, max_blocks=most)
+    assert total[0] == 0
+    nb.launch(shared_sums, 96, [on(np.ones(96)), on(total)], block_dim=32, max_blocks=3)
+    assert total[0] == 96
+
+
+def test_more_of_such_blocks_than_cuda_has_are_refused():
+    with fake_cuda() as driver:
+        large, small = cuda_array((1, 65537)), cuda_array((1, 4))
+        with pytest.raises(
+            nb.NumbridgeValueError, match="65537 blocks along y, and CUDA has up to 65535 there; put more"
+        ):
+            nb.launch(rows_by_block, (1, 65537), [large], block_dim=1)
+        nb.launch(rows_by_block, (1, 4), [small], block_dim=1)
+        # Compiled code, which knows these arguments now, leaves it to the driver.
+        nb.launch(rows_by_block, (1, 65537), [large], block_dim=1)
+        assert [launched.grid for launched in driver.launches] == [(1, 4, 1), (1, 65537, 1)]

@@ -9,6 +9,7 @@ import pytest
 
 import numbridge as nb
 from numbridge.kernels import object_cache
+from numbridge.kernels.config import Config
 
 
 def triple(x):
@@ -59,7 +60,23 @@ def test_wrong_settings_are_refused_and_change_nothing(tmp_path):
         nb.config.kernel_cache_dir = 3
     with pytest.raises(nb.NumbridgeTypeError, match="fastmath: wanted True or False, got 1"):
         nb.config.fastmath = 1
+    with pytest.raises(nb.NumbridgeTypeError, match="kernel_cache_dir: wanted a path or None, got ''"):
+        nb.config.kernel_cache_dir = ""
+    with pytest.raises(nb.NumbridgeTypeError, match="simd: a setting cannot be deleted; set it to another value"):
+        del nb.config.simd
     with pytest.raises(AttributeError, match="fast_math"):
         nb.config.fast_math = True
     assert repr(nb.config) == before
     assert "enable_backward=True" in before
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("", False), ("0", False), ("False", False), ("1", True), ("on", True)])
+def test_variables_of_the_environment(monkeypatch, text, wanted):
+    monkeypatch.setenv("NUMBRIDGE_CHECK_RACES", text)
+    assert Config().check_races is wanted
+
+
+def test_variables_that_say_neither_are_refused(monkeypatch):
+    monkeypatch.setenv("NUMBRIDGE_CHECK_BOUNDS", "maybe")
+    with pytest.raises(nb.NumbridgeValueError, match="NUMBRIDGE_CHECK_BOUNDS: wanted 1 or 0, got 'maybe'"):
+        Config()

@@ -1181,3 +1181,57 @@ def test_guards_and_loops_that_jax_traces():
         first(x, 3, 2)
     # A number that is traced says nothing.
     assert jax.jit(lambda n: kernel(x, n, output_dims=3)[0])(2)[:2].tolist() == [0, 1]
+
+
+OUTSIDE = np.array([1.0, 2.0])
+
+
+@nb.func
+def from_outside(place):
+    return OUTSIDE[place]
+
+
+@nb.kernel
+def takes_from_outside(x):
+    i = nb.tid()
+    x[i] = from_outside(i)
+
+
+@nb.kernel
+def takes_as_far_as_there_is(x):
+    i = nb.tid()
+    if i < OUTSIDE.shape[0]:
+        x[i] = OUTSIDE[i] + OUTSIDE[-1]
+
+
+@nb.kernel
+def in_memory_of_its_own(x):
+    i = nb.tid()
+    kept = np.zeros(3)
+    kept[i] = 5.0
+    x[i] = kept[0] + kept[1] + kept[2]
+
+
+def test_arrays_from_outside_and_those_that_a_thread_makes(monkeypatch):
+    text = r"array from outside 'OUTSIDE': its shape is \(2,\), .*takes OUTSIDE\[place\], so axis 0 must have 5 .*: take a longer"
+    x = f32(5) * 0
+    with pytest.raises(nb.NumbridgeValueError, match=text):
+        nb.launch(takes_from_outside, 5, [x])
+    with pytest.raises(nb.NumbridgeValueError, match=text):
+        nb.launch(takes_from_outside, 5, [x], adj_inputs=[f32(5)], adjoint=True)
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"memory 'kept': its shape is \(3,\), .* takes kept\[i\], so axis 0"
+    ):
+        nb.launch(in_memory_of_its_own, 5, [x])
+    assert not x.any()
+    nb.launch(takes_as_far_as_there_is, 5, [x])
+    assert x.tolist() == [3, 4, 0, 0, 0]
+    nb.launch(takes_from_outside, 2, [x])
+    nb.launch(in_memory_of_its_own, 3, [x])
+    assert x.tolist() == [5, 5, 5, 0, 0]
+    monkeypatch.setitem(globals(), "OUTSIDE", np.arange(5.0))
+    nb.launch(takes_from_outside, 5, [x])
+    assert x.tolist() == [0, 1, 2, 3, 4]
+    monkeypatch.undo()
+    with pytest.raises(nb.NumbridgeValueError, match=text):
+        nb.launch(takes_from_outside, 5, [x])
