@@ -43,6 +43,9 @@ def file_of(function: FunctionType) -> list[str] | None:
     """Return the lines of a function's file, or notebook cell, as they are now; None where there are none."""
     filename = function.__code__.co_filename
     linecache.checkcache(filename)
+    # It goes by size and time of change, which `cp -p` and the like set back.
+    if _is_young(filename):
+        linecache.cache.pop(filename, None)
     return linecache.getlines(filename, function.__globals__) or None
 
 
@@ -129,7 +132,8 @@ def is_of(definition: ast.FunctionDef, code: CodeType, file: list[str] | None) -
 
 def _is_young(filename: str) -> bool:
     try:
-        return os.stat(filename).st_mtime > _BEGAN
+        found = os.stat(filename)
+        return max(found.st_mtime, found.st_ctime) > _BEGAN
     except OSError:
         return False  # a cell of a notebook, which stays as it was
 

@@ -322,6 +322,19 @@ def _is_loaded(function, file):
     return isinstance(definition, ast.FunctionDef) and is_of(definition, code, file)
 
 
+def test_a_file_of_the_same_size_and_time_is_read_again(tmp_path):
+    path = tmp_path / "again.py"
+    for value in ("2.0", "3.0"):
+        text = f"import numbridge as nb\n\n@nb.kernel\ndef fill(x):\n    i = nb.tid()\n    x[i] = {value}\n"
+        path.write_text(text)
+        os.utime(path, (1e9, 1e9))
+        loaded = {}
+        exec(compile(text, str(path), "exec", dont_inherit=True), loaded)
+        x = np.zeros(1)
+        loaded["fill"].forall(1)(x)
+        assert x[0] == float(value)
+
+
 def test_a_damaged_entry_is_compiled_anew(tmp_path):
     key = object_cache.digest("damaged", str(tmp_path))
     made = object_cache.Compiled((b"",), {"f": "f"}, (), {})
