@@ -196,9 +196,10 @@ def of_library(value: Any) -> bool:
 
 def member_dependency(owner: Any, attribute: str) -> tuple[Dependency, ...]:
     """Return what an attribute of a module or class depends on, if it is a user's: also that nothing is found earlier."""
-    if is_from_library(owner):
+    # What a named tuple or a member of an enumeration holds does not change.
+    if is_from_library(owner) or not isinstance(owner, ModuleType | type):
         return ()
-    kinds = (owner,) if not isinstance(owner, type) else (*owner.__mro__, *type.mro(type(owner)))
+    kinds = (owner,) if isinstance(owner, ModuleType) else (*owner.__mro__, *type.mro(type(owner)))
     earlier: list[Dependency] = []
     for values in map(vars, kinds):
         if attribute in values:

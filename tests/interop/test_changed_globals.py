@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +108,37 @@ def test_attributes_that_come_to_be_found_earlier(monkeypatch: pytest.MonkeyPatc
     assert taped(inherits, lambda: None) == [50.0]
     monkeypatch.undo()
     assert launched(inherits) == 12.0
+
+
+class Pair(NamedTuple):
+    first: float
+    second: float
+
+
+class Kind(IntEnum):
+    ONE = 1
+    TWO = 2
+
+
+class Holder:
+    pair = Pair(0.5, 0.25)
+
+
+@nb.kernel
+def held(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = x[i] * pair.first + Holder.pair.second + Kind.TWO.value + nb.static(Holder.pair.first)
+
+
+pair = Pair(8.0, 16.0)
+
+
+def test_what_tuples_and_enumerations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launched(held) == 10.75
+    monkeypatch.setattr(Holder, "pair", Pair(1.5, 1.25))
+    assert launched(held) == 12.75
+    monkeypatch.setitem(globals(), "pair", Pair(4.0, 16.0))
+    assert launched(held) == 8.75
 
 
 def test_operators_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
