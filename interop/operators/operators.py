@@ -18,7 +18,7 @@ from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Boxed, Kernel
 from numbridge.kernels.language.intrinsics import intrinsic_of
-from numbridge.kernels.language.source import FunctionSource, Program
+from numbridge.kernels.language.source import FunctionSource, Program, given_by_name
 from numbridge.kernels.language.tuple_parameters import Structure, leaves, rebuilt, structure_of
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
 from numbridge.operators.element_dims import (
@@ -393,5 +393,5 @@ def _passed(source: FunctionSource, program: Program, node: ast.Call, seen: tupl
     if callee is None or id(callee) in seen:
         return set()
     inner = _arrays(callee, program, seen)
-    given = [*zip(callee.parameters, node.args, strict=False), *((str(k.arg), k.value) for k in node.keywords)]
+    given = given_by_name(callee.parameters, node).items()
     return {name for parameter, argument in given if parameter in inner for name in _names(argument)}

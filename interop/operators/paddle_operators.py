@@ -241,6 +241,6 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
         # If the last that Paddle did before it goes on with the nodes of a graph was to tell where a tensor lies, by the function
         # through which kernels read tensors, it leaves the way back out of the next: third derivatives lacked terms. Any of its
         # operations in between helps. These layers run for derivatives of derivatives alone.
-        return [output.clone() for output in made]
+        return [*map(operator.level.launches.copied, made)]
 
     return layer("Run", run, operator.run_backward), layer("Adjoint", adjoint, operator.adjoint_backward)

@@ -20,7 +20,7 @@ from numbridge.kernels.language.inner_gradients import Gradient
 from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by
 from numbridge.kernels.language.launch_sizes import ZERO, Along, Extent, Number, Size, Total, quotient
-from numbridge.kernels.language.source import FunctionSource, Program, call_rank
+from numbridge.kernels.language.source import FunctionSource, Program, call_rank, given_by_name
 from numbridge.kernels.language.static_names import Static
 
 __all__ = ["Callees", "Given", "Values", "grid_size"]
@@ -191,8 +191,7 @@ class Values:
             return None
         defaults = callee.function.__defaults__ or ()
         later = callee.parameters[len(callee.parameters) - len(defaults) :]
-        given: dict[str, Any] = dict(zip(callee.parameters, node.args, strict=False))
-        given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        given = {name: argument for name, argument in given_by_name(callee.parameters, node).items() if name}
         arguments, memory = {}, {}
         numbers: dict[str, Value] = {}
         for name, default in zip(later, defaults, strict=True):

@@ -9,15 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 
-import numpy as np
-
 from numbridge.kernels.language.intrinsics import intrinsic_of
-from numbridge.kernels.language.source import FunctionSource, Program
+from numbridge.kernels.language.source import ARRAYS_OF_NUMPY, FunctionSource, Program, given_by_name
+from numbridge.kernels.language.static_names import known_by
 
 __all__ = ["check_returned_memory"]
 
 _VIEWS = frozenset({"T", "flat", "ravel", "reshape", "transpose", "view", "real", "imag"})
-_MADE = (np.zeros, np.ones, np.empty)
 
 
 def check_returned_memory(source: FunctionSource, program: Program) -> None:
@@ -48,7 +46,7 @@ def _makes_memory(source: FunctionSource, node: ast.expr) -> bool:
     if static is None:
         return False
     found = intrinsic_of(static.value)
-    return (found is not None and found.kind == "local_array") or any(static.value is made for made in _MADE)
+    return (found is not None and found.kind == "local_array") or known_by(static.value, ARRAYS_OF_NUMPY) is not None
 
 
 class _Reading:
@@ -103,8 +101,8 @@ class _Reading:
         callee = None if static is None else self._program.callee(static.value)
         if callee is None or callee in self._around or any(isinstance(part, ast.Starred) for part in node.args):
             return False
-        given = dict(zip(callee.parameters, node.args, strict=False)) | {str(k.arg): k.value for k in node.keywords}
-        names = [name for name, argument in given.items() if self.holds(argument)]
+        given = given_by_name(callee.parameters, node)
+        names = [name for name, argument in given.items() if name and self.holds(argument)]
         if not names:
             return False
         inside = _Reading(callee, self._program, names, self._around)

@@ -41,7 +41,14 @@ from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
 from numbridge.kernels.language.parsing import parsed_expression
 from numbridge.kernels.language.returned_memory import check_returned_memory
-from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
+from numbridge.kernels.language.source import (
+    ARRAYS_OF_NUMPY,
+    NOTHING,
+    FunctionSource,
+    Program,
+    index_uses,
+    memory_arguments,
+)
 from numbridge.kernels.language.static_names import Static, known_by
 from numbridge.kernels.language.written_out import refusal_of
 from numbridge.kernels.native.table_layout import WARP_SIZE
@@ -113,9 +120,6 @@ _ROUNDED: dict[Any, str] = {
     scalars.bfloat16: f"{CUDA_FUNCTION}bf16_double2bfloat16",
 }
 
-# What NumPy's arrays that a function makes for itself begin with, in memory of the thread
-_NOTHING = ""
-_MADE: dict[Any, str] = {np.zeros: "0", np.ones: "1", np.empty: _NOTHING}
 _DTYPES: dict[Any, Any] = {float: np.float64, int: np.int64, bool: np.bool_, complex: np.complex128}
 # Functions that change nothing
 _OF_NUMBERS = (int, float, bool, abs, min, max, round, len)
@@ -582,7 +586,7 @@ class _Rewriter(ast.NodeTransformer):
                 static = self.source.resolve(call.func)
             case _:
                 return []
-        makes = None if static is None else known_by(static.value, _MADE)
+        makes = None if static is None else known_by(static.value, ARRAYS_OF_NUMPY)
         if makes is None:
             return []
         shape, dtype = self.writer.program.shape(self.source, call), self._dtype_of(call)
@@ -590,14 +594,14 @@ class _Rewriter(ast.NodeTransformer):
         if dtype is None or not all(type(extent) is int and extent >= 0 for extent in extents):
             return []
         if id(call) in self._in_loops:
-            begin = "" if makes == _NOTHING else f", and assign {target}[:] = {makes} in it"
+            begin = "" if makes == NOTHING else f", and assign {target}[:] = {makes} in it"
             raise self.source.error(
                 node,
                 f"{ast.unparse(call.func)} in a loop would make an array in each trip; make it before the loop{begin}",
             )
         memory = self._memory(Intrinsic("local_array", "cuda.local.array"), shape, dtype, without_size=False)
         made: list[ast.stmt] = [ast.Assign([ast.Name(target, ast.Store())], memory)]
-        if makes != _NOTHING:
+        if makes != NOTHING:
             everything: list[ast.expr] = [ast.Slice() for _ in extents]
             place = ast.Tuple(everything, ast.Load()) if len(everything) > 1 else everything[0]
             whole = ast.Subscript(ast.Name(target, ast.Load()), place, ast.Store())

@@ -56,10 +56,13 @@ from numbridge.kernels.language.tuple_parameters import Spread, Structure, sprea
 from numbridge.kernels.language.written_out import SUPPLIED, WRITTEN_OUT
 
 __all__ = [
+    "ARRAYS_OF_NUMPY",
+    "NOTHING",
     "FunctionSource",
     "Program",
     "Sourced",
     "call_rank",
+    "given_by_name",
     "index_uses",
     "memory_arguments",
     "reads_what_it_did",
@@ -71,6 +74,9 @@ _BLOCK_KINDS = frozenset({"axis", "gridsize", "block"})
 # Atomic operations that leave an element as it is if their value is zero.
 _WITH_ZERO = frozenset({"add", "sub", "or_", "xor"})
 MAX_RANK = 4
+# What NumPy's arrays that a function makes for itself begin with, in memory of the thread
+NOTHING = ""
+ARRAYS_OF_NUMPY: dict[Any, str] = {np.zeros: "0", np.ones: "1", np.empty: NOTHING}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -428,7 +434,7 @@ class FunctionSource:
                 called = None if static is None else intrinsic_of(static.value)
                 fits = called is not None and called.name in ("cuda.local.array", "cuda.shared.array")
                 # Those of NumPy's, which a thread makes for itself
-                fits |= static is not None and any(static.value is makes for makes in (np.zeros, np.ones, np.empty))
+                fits |= static is not None and known_by(static.value, ARRAYS_OF_NUMPY) is not None
                 made[node.targets[0].id] = made.get(node.targets[0].id, True) and fits
         return frozenset(name for name, fits in made.items() if fits)
 
@@ -687,7 +693,12 @@ def _plain(value: Any, kinds: type | tuple[type, ...] = np.signedinteger) -> Any
 
 def memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
     """Return what a call that makes local or shared memory is given, by name."""
-    return dict(zip(("shape", "dtype", "alignment"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+    return given_by_name(("shape", "dtype", "alignment"), node)
+
+
+def given_by_name(names: Iterable[str], call: ast.Call) -> dict[str | None, ast.expr]:
+    """Return what a call gives to parameters of these names; None is the name of what two stars give."""
+    return dict(zip(names, call.args, strict=False)) | {keyword.arg: keyword.value for keyword in call.keywords}
 
 
 def _in_order(body: list[ast.stmt]) -> list[Any]:
