@@ -5,11 +5,11 @@ from __future__ import annotations
 import builtins
 import cProfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from numbridge.kernels.cuda_backend import cuda_driver
-from numbridge.kernels.errors import NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.storage.cupy_memory import cupy
 from numbridge.streams.streams import synchronize as synchronize_devices
 from numbridge.tape.tape import scope
@@ -71,6 +71,8 @@ class ScopedTimer:
     ------
     NumbridgeValueError
         If there is no colour of that name.
+    NumbridgeTypeError
+        If `dict` is something else.
 
     Examples
     --------
@@ -96,6 +98,10 @@ class ScopedTimer:
         synchronize: bool = False,
         skip_tape: bool = False,
     ) -> None:
+        if dict is not None and not isinstance(dict, MutableMapping):
+            raise NumbridgeTypeError(
+                f"dict is {dict!r}; it must be a dictionary, where the milliseconds are appended under the timer's name, or None"
+            )
         self.name, self.active, self.print, self.detailed = name, active and self.enabled, print, detailed
         self.dict, self.color, self.synchronize = dict, _color(color), synchronize
         self.use_nvtx = use_nvtx and cuda_driver.driver_count() > 0

@@ -521,7 +521,7 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
         )
         unordered = isinstance(value, str | Mapping | Set)
         if is_array or unordered or not hasattr(type(value), "__iter__"):
-            listed = "the kernel's arguments" if name in ("inputs", "outputs") else "adjoints, one for each argument"
+            listed = "adjoints, one for each argument" if name.startswith("adj_") else "the kernel's arguments"
             raise NumbridgeTypeError(
                 f"launch of kernel {kernel.name!r}: {name} is of type {type(value).__name__}; it must be a list of {listed}, "
                 f"such as {name}=[x, y]"
@@ -622,9 +622,11 @@ class Launch:
         self.set_param_at_index(names.index(name), value, adjoint)
 
     def set_params(self, values: Sequence[Any]) -> None:
-        """Set all arguments; raises NumbridgeTypeError if there are more or fewer than the kernel takes."""
-        check_count(self.kernel, values)
-        self._arguments = list(values)
+        """Set all arguments; raises NumbridgeTypeError if they are no list, or more or fewer than the kernel takes."""
+        _check_lists(self.kernel, values=values)
+        arguments = list(values)
+        check_count(self.kernel, arguments)
+        self._arguments = arguments
 
     # Warp's names for faster ways, which arrays that are read natively do not need
     set_param_at_index_from_ctype = set_param_at_index

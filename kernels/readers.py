@@ -11,6 +11,7 @@ import ctypes
 import functools
 import math
 import numbers
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -626,11 +627,12 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
             f"{_name(owner)} has the typestr {interface['typestr']!r} in its array interface; it must be text"
         )
     row = scalars.scalar_of(np.dtype(interface["typestr"]))
-    shape = tuple(int(extent) for extent in interface["shape"])
-    data, offset = interface.get("data"), int(interface.get("offset") or 0)
+    shape = _integers(interface["shape"], "shape", owner)
+    data, (offset,) = interface.get("data"), _integers([interface.get("offset") or 0], "offset", owner)
     if data is None:
         raise BufferAccessError(f"{_name(owner)} has no 'data' in its array interface; use the buffer protocol instead")
     strides = interface.get("strides")
+    strides = None if strides is None else _integers(strides, "strides", owner)
     _check_layout(owner, shape, strides)
     ends = None
     if not isinstance(data, tuple):
@@ -645,7 +647,7 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
                 f"strides {strides} bytes of {_name(owner)} are no multiples of its item size {row.itemsize}; make it "
                 "contiguous first"
             )
-        elements = tuple(int(step) // row.itemsize for step in strides)
+        elements = tuple(step // row.itemsize for step in strides)
     flags = dl.FLAG_READ_ONLY if data[1] else 0
     place = (int(data[0] or 0), row.tag, device_type, device_id)
     if 0 not in shape:
@@ -653,7 +655,17 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
     return machine().new_record(owner, *place, shape, elements, flags, *_interface_stream(interface, owner))
 
 
-def _check_layout(owner: Any, shape: tuple[int, ...], strides: Any) -> None:
+def _integers(given: Any, what: str, owner: Any) -> tuple[int, ...]:
+    """Return extents, strides or an offset, of which those that are no integers would lose what lies behind the point."""
+    try:
+        return tuple(operator.index(value) for value in given)
+    except TypeError as error:
+        raise BufferAccessError(
+            f"{_name(owner)} has the {what} {given!r} in its array interface; wanted integers"
+        ) from error
+
+
+def _check_layout(owner: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
     """Refuse an array interface whose shape and strides do not belong together."""
     if any(extent < 0 for extent in shape) or (strides is not None and len(strides) != len(shape)):
         raise BufferAccessError(

@@ -117,14 +117,14 @@ class Stream:
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record an event (a new one by default) after what the stream was given, and return it."""
-        made = Event(self.device) if event is None else event
+        made = Event(self.device) if event is None else _event(event)
         with cupy().cuda.Device(self.device.ordinal):
             made._event.record(self._stream)
         return made
 
     def wait_event(self, event: Event) -> None:
         """Let what the stream is given from now on wait for an event; returns at once."""
-        self._stream.wait_event(event._event)
+        self._stream.wait_event(_event(event)._event)
 
     def wait_stream(self, other_stream: Stream, event: Event | None = None) -> None:
         """Let what the stream is given from now on wait for what another one was given; returns at once."""
@@ -219,8 +219,25 @@ def _follow(stream: Stream, previous: Stream) -> None:
 
 
 def own_stream(stream: Any, device: Device | str | None = None) -> Stream:
-    """Return a stream of any library as one of ours; `device` is where it lies if the stream does not say."""
+    """Return a stream of any library as one of ours; `device` is where it lies if the stream does not say.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If it is None, which `Stream` would take for a new one.
+    """
+    if stream is None:
+        raise NumbridgeTypeError(
+            "the stream is None; it must be an nb.Stream, another library's or a handle; nb.get_stream() is the current one"
+        )
     return stream if isinstance(stream, Stream) else Stream(device, cuda_stream=stream)
+
+
+def _event(event: Any, name: str = "event") -> Event:
+    """Return an event, of which it is checked that it is one of ours."""
+    if isinstance(event, Event):
+        return event
+    raise NumbridgeTypeError(f"{name} is {event!r}; it must be an nb.Event, such as nb.record_event() returns")
 
 
 class ScopedStream:
@@ -284,17 +301,17 @@ def synchronize_stream(stream_or_device: Any = None) -> None:
 
 def synchronize_event(event: Event) -> None:
     """Wait until the work before an event is done."""
-    event.synchronize()
+    _event(event).synchronize()
 
 
 def record_event(event: Event | None = None) -> Event:
     """Record an event on the current stream, and return it."""
-    return get_stream(None if event is None else event.device).record_event(event)
+    return get_stream(None if event is None else _event(event).device).record_event(event)
 
 
 def wait_event(event: Event) -> None:
     """Let what the current stream is given from now on wait for an event; returns at once."""
-    get_stream(event.device).wait_event(event)
+    get_stream(_event(event).device).wait_event(event)
 
 
 def wait_stream(other_stream: Any, event: Event | None = None) -> None:
@@ -305,7 +322,7 @@ def wait_stream(other_stream: Any, event: Event | None = None) -> None:
 
 def get_event_elapsed_time(start_event: Event, end_event: Event, synchronize: bool = True) -> float:
     """Return the milliseconds between two events with timing; waits for the second if ``synchronize``."""
-    if not (start_event.enable_timing and end_event.enable_timing):
+    if not (_event(start_event, "start_event").enable_timing and _event(end_event, "end_event").enable_timing):
         raise NumbridgeTypeError("both events must be made with enable_timing=True")
     if synchronize:
         end_event.synchronize()

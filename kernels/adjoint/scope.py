@@ -206,5 +206,7 @@ class Scope(Construct, ABC):
         made = self.compute(function, arguments, base)
         if made is None:
             listed = ", ".join(map(kind_name, arguments))
-            raise self._refused(node, f"Numba has no such operation for ({listed})")
+            name = function.text.partition("(")[0]
+            what = f"{name} does not take" if name.replace(".", "").isidentifier() else "Numba has no such operation for"
+            raise self._refused(node, f"{what} ({listed})")
         return made

@@ -250,6 +250,8 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
             "a range is neither cut nor indexed in a kernel; write its bounds and its step, as in range(n - 1, -1, -1)"
         )
     array = _ARRAY.match(given[0].strip()) if given else None
+    if name == "numpy_take" and array is not None and array[2] == "0":  # Numba's way to store one in an element
+        return "an array of shape () is stored in an element here, which takes a number; write [()] behind it"
     if name not in ("getitem", "setitem") or array is None:
         return _of_tuple(name, given) or _of_operation(function, name, [*map(_named, given)])
     if name == "setitem" and given[0].strip().startswith("readonly "):
@@ -320,6 +322,8 @@ def _what_it_takes(name: str, kinds: list[str]) -> str:
     way = _INSTEAD.get(name) or (taken_by(name) if name in FUNCTIONS else "")
     if name in ("maximum", "minimum") and "none" in kinds:
         way = "as a limit of np.clip, None is written at the call"
+    elif name in ("max", "min") and "bool" in kinds:
+        way = "convert the truth value with int(...)"
     elif not way and any(kind.startswith("vec") for kind in kinds) and name not in FUNCTIONS:
         components = ", ".join(f"{v}[0]" for v, _ in zip("vw", kinds, strict=False))
         way = "write sum(c for c in v)" if name == "sum" else f"take components, as in {name}({components})"

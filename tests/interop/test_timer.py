@@ -62,6 +62,11 @@ def test_a_colour_that_is_none_is_refused():
         nb.ScopedTimer("work", color="mauve")
 
 
+def test_times_are_collected_in_a_dictionary_only():
+    with pytest.raises(nb.NumbridgeTypeError, match="dict is 3; it must be a dictionary"):
+        nb.ScopedTimer("work", dict=3)
+
+
 def test_a_detailed_timer_prints_a_profile(capsys):
     with nb.ScopedTimer("work", detailed=True):
         sum(range(10))

@@ -60,6 +60,17 @@ def makes_zeros(x):
     x[0] = np.zeros(3)[0]
 
 
+@nb.kernel
+def stores_no_number(x, p):
+    x[nb.tid()] = p
+
+
+@nb.kernel
+def greatest_of_a_truth_value(x):
+    i = nb.tid()
+    x[i] = max(x[i] > 0, 0.5)
+
+
 X = np.ones(4)
 
 
@@ -80,6 +91,7 @@ X = np.ones(4)
             "an element of an array of float64 with 1 dimension is a number, and this stores an",
         ),
         (row_in_element, [np.array(3.0), X], r"with 0 dimensions is indexed by a number; index it by \[\(\)\]"),
+        (stores_no_number, [X, np.array(3.0)], r"an array of shape \(\) is stored in an element here.*\[\(\)\] behind"),
         (
             in_a_mixed_tuple,
             [X],
@@ -97,3 +109,9 @@ def test_wrong_indices_are_said_in_the_words_of_the_kernel(kernel, arguments, me
     with pytest.raises(nb.KernelError, match=message) as caught:
         kernel[1, 4](*arguments)
     assert "^" in str(caught.value)
+
+
+def test_the_greatest_of_a_truth_value_is_converted_on_cuda():
+    x = X.copy()
+    with pytest.raises(nb.KernelError, match=r"max does not take \(bool, float64\); convert the truth value with int"):
+        greatest_of_a_truth_value.ptx(x, capability=(9, 0))

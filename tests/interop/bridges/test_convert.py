@@ -112,6 +112,9 @@ class TestAsarray:
             ({}, nb.NumbridgeTypeError, "builtins.dict is no array"),
             ("text", nb.NumbridgeTypeError, "builtins.str is no array"),
             (Interface(strides=(6,)), nb.BufferAccessError, r"strides \(6,\) bytes.*no multiples of its item size 4"),
+            (Interface(strides=(4.5,)), nb.BufferAccessError, r"the strides \(4.5,\) in its array interface; wanted int"),
+            (Interface(shape=("4",)), nb.BufferAccessError, r"the shape \('4',\) in its array interface; wanted int"),
+            (Interface(data=bytes(16), offset=0.5), nb.BufferAccessError, "the offset .* interface; wanted integers"),
             (Interface(mask=object()), nb.BufferAccessError, "has a mask in its array interface"),
             (Interface(shape=(-1,)), nb.BufferAccessError, r"the shape \(-1,\) and the strides None"),
             (Interface(strides=(4, 4)), nb.BufferAccessError, "as many strides"),
@@ -125,7 +128,7 @@ class TestAsarray:
             (Unwilling(), nb.BufferAccessError, "cannot be read: RuntimeError: there is no ndim"),
         ],
         ids=[
-            *("object", "dict", "str", "strides", "mask", "negative", "too many strides", "no address", "too small"),
+            *("object", "dict", "str", "strides", "fractions", "text", "fraction", "mask", "negative", "too many strides", "no address", "too small"),
             *("offset", "backwards", "typestr", "no typestr", "too many dimensions", "unwilling"),
         ],
     )

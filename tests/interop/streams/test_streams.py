@@ -106,6 +106,23 @@ def test_waiting_by_warps_names(cupy):
         nb.get_event_elapsed_time(start_event=nb.Event(), end_event=nb.Event())
 
 
+@pytest.mark.parametrize("call", [nb.wait_event, nb.synchronize_event, lambda event: nb.get_stream().wait_event(event)])
+def test_what_is_no_event_is_refused(cupy, call):
+    with pytest.raises(nb.NumbridgeTypeError, match="event is None; it must be an nb.Event"):
+        call(None)
+    with pytest.raises(nb.NumbridgeTypeError, match="event is 7; it must be an nb.Event"):
+        nb.record_event(7)
+    with pytest.raises(nb.NumbridgeTypeError, match="end_event is None"):
+        nb.get_event_elapsed_time(nb.Event(enable_timing=True), None)
+
+
+@pytest.mark.parametrize("call", [nb.wait_stream, nb.set_stream])
+def test_no_stream_is_no_new_one(cupy, call):
+    with pytest.raises(nb.NumbridgeTypeError, match=r"the stream is None; .*nb\.get_stream\(\) is the current one"):
+        call(None)
+    assert not cupy.noted
+
+
 def test_a_capture_has_a_stream_of_its_own(cupy):
     with nb.ScopedCapture(force_module_load=False) as capture:
         pass

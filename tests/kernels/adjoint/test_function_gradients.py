@@ -843,6 +843,7 @@ REFUSED = [
     ("y[i] = grad(grad(max))(x[i], y[i])[0]", r"nb.grad\(max\) returns no number", {}),
     ("y[i] = grad(whole)(i)", "no argument of whole is a floating-point number", {"whole": whole}),
     ("y[i] = grad(coarse)(x[i])", "spacing has no derivative", {"coarse": coarse}),
+    ("y[i] = grad(math.sin)(x[i], x[i])[0]", r"sin does not take \(float64, float64\)", {"math": math}),
     ("y[i] = grad(recursive)(x[i])", "calls itself", {"recursive": recursive}),
     ("y[i] = grad(meets)(x[i])", "waits for other threads", {"meets": meets}),
     ("y[i] = grad(says)(x[i])", "prints, which would happen more than once", {"says": says}),
