@@ -27,7 +27,7 @@ from numbridge.kernels.errors import (
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
-from numbridge.kernels.readers import Description, array_text, reader_of, unreadable
+from numbridge.kernels.readers import Description, array_text, expanded_text, reader_of, unreadable
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
@@ -272,8 +272,8 @@ def check_array(where: str, annotation: Any, argument: Any, found: Description) 
     return element if isinstance(element, ElementType) else found.element or found.scalar
 
 
-def check_writable(where: str, argument: Any, found: Description) -> None:
-    """Check that an array may be written to; `where` begins the message.
+def check_writable(where: str, argument: Any, found: Description, writes: str = "the kernel writes to it") -> None:
+    """Check that an array may be written to; `where` begins the message, and `writes` says what writes to it.
 
     Raises
     ------
@@ -282,25 +282,22 @@ def check_writable(where: str, argument: Any, found: Description) -> None:
     """
     if found.has(nb.IMMUTABLE):
         raise BufferAccessError(
-            f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable, or shares the memory of an array that "
+            f"{where}: {writes}, and {_kind_text(argument)} is immutable, or shares the memory of an array that "
             "is; pass a copy in an array that may be written, such as nb.clone(nb.asarray(x)) or np.array(x)"
         )
     if found.has(nb.READ_ONLY):
         raise BufferAccessError(
-            f"{where}: the kernel writes to it, and this {_kind_text(argument)} is read-only (or known only through a copy); "
+            f"{where}: {writes}, and this {_kind_text(argument)} is read-only (or known only through a copy); "
             "pass a writable array, such as a copy of it"
         )
     if found.has(nb.REPEATED):
-        raise BufferAccessError(
-            f"{where}: the kernel writes to it, and it is an expanded view with shape {found.shape} and strides "
-            f"{found.strides} bytes, in which several indices name one element; pass a contiguous copy"
-        )
+        raise BufferAccessError(f"{where}: {writes}, and it is {expanded_text(found)}; pass a contiguous copy")
     guard = reader_of(argument).guard
     if guard is not None and found.has(nb.GUARDED):
         try:
             guard(argument)
         except BufferAccessError as error:
-            raise _located(f"{where}: the kernel writes to it", error) from None
+            raise _located(f"{where}: {writes}", error) from None
 
 
 def _check_scalar(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar | None:

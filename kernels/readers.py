@@ -39,6 +39,7 @@ __all__ = [
     "capture",
     "describe",
     "exchange_function",
+    "expanded_text",
     "read_once",
     "reader_of",
     "record_from_capsule",
@@ -256,6 +257,13 @@ def array_text(found: Description) -> str:
     dtype = found.element or found.scalar
     name = dtype.name if dtype else f"unknown dtype {found.tag:#x}"
     return f"a {found.ndim}-d array of {name} with shape {found.shape}"
+
+
+def expanded_text(found: Description) -> str:
+    """Return what messages say of a view whose strides are zero."""
+    return (
+        f"an expanded view with shape {found.shape} and strides {found.strides} bytes, in which several indices name one element"
+    )
 
 
 def add_resolver(resolver: Callable[[type], Reader | None]) -> None:

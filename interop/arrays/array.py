@@ -31,6 +31,7 @@ from numbridge.kernels.errors import (
 )
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.readers import describe, expanded_text
 from numbridge.kernels.scalars import scalar_of
 from numbridge.kernels.watching import is_watched, watchers
 from numbridge.storage import cupy_memory, stream_order, strided
@@ -348,11 +349,13 @@ class Array:
         return self.numpy().tolist()
 
     def item(self) -> Any:
-        """Return the only element as a Python number, or as a vector or matrix."""
+        """Return the only element as a Python number, as a vector or matrix, or as a record: NumPy's, of its own memory."""
         if self.size != 1:
             raise NumbridgeValueError(f"item() needs exactly one element, and the array has {self.size}")
-        element = element_of(self)
-        return self.numpy().item() if element is None else element(self.numpy().reshape(element.extents))
+        element, values = element_of(self), self.numpy()
+        if element is None:
+            return values.item()
+        return element(values.reshape(element.extents)) if element.fields is None else values.reshape(1).copy()[0]
 
     def __float__(self) -> float:
         """Return the only element."""
@@ -372,7 +375,7 @@ class Array:
 
     def __index__(self) -> int:
         """Return the only element of a 0-d integer array."""
-        if self.ndim or row_of(self).code not in (scalars.INT, scalars.UINT):
+        if self.ndim or element_of(self) is not None or row_of(self).code not in (scalars.INT, scalars.UINT):
             raise NumbridgeTypeError(f"only a 0-d array of integers is an index; this is {self!r}")
         return int(self.item())
 
@@ -384,6 +387,10 @@ class Array:
         word = native().word(self)
         if word & nb.READ_ONLY:
             raise BufferAccessError(f"{operation} would write to a read-only Array; write to a copy, array.clone()")
+        if word & nb.REPEATED:
+            raise BufferAccessError(
+                f"{operation} would write to {expanded_text(describe(self))}; write to a contiguous copy, array.clone()"
+            )
         told = [watcher.changing(self, operation, source) for watcher in watchers()] if is_watched() else []
         if word >> nb.WORD_DEVICE & 0xFF in _DEVICE_KINDS:
             cupy_memory.assign(self, key, as_source(values))

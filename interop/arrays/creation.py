@@ -18,9 +18,10 @@ from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of, has_gradient
 from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.watching import is_watched
 from numbridge.storage import cupy_memory
-from numbridge.storage.memory import adopt, allocate, element_of, row_of
+from numbridge.storage.memory import adopt, allocate, element_of, native, row_of
 from numbridge.streams.streams import ScopedStream, own_stream
 
 __all__ = [
@@ -342,9 +343,16 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         raise BufferAccessError(
             f"copy would write to dest, a read-only {type(dest).__name__}; copy to a writable array"
         )
+    if native().word(target) & nb.REPEATED:
+        raise BufferAccessError(
+            f"copy would write to dest, {readers.expanded_text(readers.describe(target))}; copy to a contiguous array"
+        )
     guard = readers.reader_of(dest).guard
     if guard is not None:
-        guard(dest)
+        try:
+            guard(dest)
+        except BufferAccessError as error:
+            raise BufferAccessError(f"copy would write to dest: {error}") from None
     if is_literal(src):
         source = copied(src, device=target.device)
     else:

@@ -12,8 +12,11 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from numbridge.bridges import bridge
+from numbridge.kernels.adjoint.overlap import share_memory
+from numbridge.kernels.arguments import check_writable
 from numbridge.kernels.element_types.elements import has_gradient
-from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.readers import describe
 from numbridge.kernels.scalars import COMPLEX
 from numbridge.storage.element_views import packed
 from numbridge.storage.memory import adopt, allocate, element_of, row_of
@@ -159,6 +162,8 @@ def set_gradient(array: Array, value: Any) -> None:
     """Make `value`, or nothing, an array's gradient: on its tensor, in its parent's gradient, or its own."""
     gradient = None if value is None else _checked(array, value)
     state, room = array._extra, _room(array)
+    if gradient is not None and (state is None or state.parent is None):
+        _check_own(array, gradient, value)
     if state is not None and state.parent is not None:
         part = gradient_of(array, create=True)
         assert part is not None
@@ -174,7 +179,9 @@ def set_gradient(array: Array, value: Any) -> None:
 
 def share_gradient(array: Array, value: Any) -> None:
     """Make `value` what kernels add an array's gradient to, and leave that of its tensor, which would be a copy, as it is."""
-    _state(array).gradient = _checked(array, value)
+    gradient = _checked(array, value)
+    _check_own(array, gradient, value)
+    _state(array).gradient = gradient
 
 
 def has_shared_gradient(array: Array) -> bool:
@@ -194,3 +201,13 @@ def _checked(array: Array, value: Any) -> Array:
         )
     made: Array = gradient
     return made
+
+
+def _check_own(array: Array, gradient: Array, value: Any) -> None:
+    """Refuse a gradient that cannot be added to, or that is, or lies in, what it is the gradient of."""
+    check_writable("grad", value, describe(value), "gradients are added to it")
+    if share_memory(describe(array), describe(gradient)):
+        raise BufferAccessError(
+            "grad: gradients are added to it, and it shares memory with the array whose gradient it is to be; pass one with "
+            "memory of its own, such as nb.zeros_like(array)"
+        )

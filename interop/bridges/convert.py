@@ -14,8 +14,9 @@ from numbridge.arrays.contents import copied, is_literal, is_traced, same_dtype
 from numbridge.arrays.contents import shared as share
 from numbridge.bridges.bridge import FRAMEWORKS, bridge_for_type, bridge_named
 from numbridge.kernels import readers
+from numbridge.kernels.arguments import check_writable
 from numbridge.kernels.devices import Device
-from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.storage.memory import element_of, native
@@ -130,7 +131,7 @@ class ArrayExplanation:
     device : Device
         Where the memory lies.
     writable, contiguous, aligned : bool
-        Whether kernels may write to it; whether it lies densely in C order; whether each element is aligned.
+        Whether kernels may write to it now; whether it lies densely in C order; whether each element is aligned.
     immutable : bool
         Whether its framework promises that it never changes.
     owner : str
@@ -206,12 +207,20 @@ def explain(x: Any) -> ArrayExplanation:
         strides=found.strides,
         dtype=_dtype_name(found),
         device=_device(found),
-        writable=not found.has(nb.READ_ONLY | nb.IMMUTABLE),
+        writable=_is_writable(x, found),
         contiguous=found.has(nb.CONTIGUOUS),
         aligned=not found.has(nb.MISALIGNED),
         immutable=found.has(nb.IMMUTABLE),
         owner=_owner(x),
     )
+
+
+def _is_writable(x: Any, found: readers.Description) -> bool:
+    try:
+        check_writable("x", x, found)
+    except BufferAccessError:
+        return False
+    return True
 
 
 def _framework_of(x: Any) -> str:

@@ -13,8 +13,11 @@ from numbridge.arrays.array import Array
 from numbridge.arrays.gradients import gradient_of, has_shared_gradient, is_required
 from numbridge.bridges.bridge import bridge_for_type
 from numbridge.kernels.adjoint.overlap import share_memory
+from numbridge.kernels.arguments import check_writable
 from numbridge.kernels.errors import NumbridgeWarning
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description, describe
+from numbridge.storage.memory import native
 from numbridge.tape.adjoint_memory import AdjointMemory, Region, add
 from numbridge.tape.retained_gradients import RetainedGradients
 from numbridge.tape.tape_events import gradient_like
@@ -49,8 +52,12 @@ def deposit(
                 room.check_deposit(array._source)
     if ends:
         _warn_of_ends(reached, {id(array) for array in ends})
-    for array, found, region in reached:
-        gradient = gradient_of(array, create=is_required(array))
+    gradients = [gradient_of(array, create=is_required(array)) for array, _, _ in reached]
+    for gradient in gradients:
+        # A framework lets a user set one that cannot be added to; it is refused before any is added to.
+        if gradient is not None and native().word(gradient) & (nb.READ_ONLY | nb.REPEATED):
+            check_writable("the grad of an array that a tape reached", gradient, describe(gradient), "backward adds to it")
+    for (_, found, region), gradient in zip(reached, gradients, strict=True):
         if gradient is not None:
             kept = None if retained is None else retained.part(found)
             more = memory.part(region, found) if kept is None else kept

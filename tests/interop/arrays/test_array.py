@@ -471,6 +471,30 @@ class TestGradients:
         a.requires_grad = False
         assert a.grad is None
 
+    @pytest.mark.parametrize(
+        ("gradient", "message"),
+        [
+            (torch.zeros(1).expand(3), "it is an expanded view .* name one element; pass a contiguous copy"),
+            (read_only(np.zeros(3, np.float32)), "this numpy.ndarray is read-only"),
+            (np.zeros(4, np.float32)[1:], None),
+        ],
+    )
+    def test_a_gradient_must_be_writable_and_have_memory_of_its_own(self, gradient, message):
+        a = nb.zeros(3, requires_grad=True)
+        if message is None:
+            a, message = nb.from_numpy(gradient.base)[:3], "it shares memory with the array whose gradient it is to be"
+        for setting in (lambda: setattr(a, "grad", gradient), lambda: nb.array(a, copy=False, grad=gradient)):
+            with pytest.raises(nb.BufferAccessError, match=f"^grad: gradients are added to it, and {message}"):
+                setting()
+        assert existing_gradient(a) is None
+        with pytest.raises(nb.BufferAccessError, match="shares memory with the array"):
+            a.grad = a
+
+    def test_the_gradient_of_a_view_is_copied_and_need_not_be_writable(self):
+        a = nb.zeros(3, requires_grad=True)
+        a[1:].grad = torch.ones(1).expand(2)
+        assert a.grad.list() == [0, 1, 1]
+
     @pytest.mark.parametrize("gradient", [np.ones(2, np.float32), np.ones(3)])
     def test_a_gradient_must_fit(self, gradient):
         a = nb.zeros(3, requires_grad=True)
@@ -545,3 +569,40 @@ def test_arrays_with_a_rank():
     assert nb.array2d(ptr=t.data_ptr(), shape=(3, 2), device="cpu").list() == [[1, 1]] * 3
     with pytest.raises(nb.NumbridgeTypeError, match="ndim is 2, and the array has 1 dimensions"):
         nb.array2d([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("operation", "write"),
+    [
+        ("assign", lambda a: a.assign(np.arange(3.0))),
+        (r"array\[\.\.\.\] = value", lambda a: a.__setitem__(0, 5)),
+        ("fill_", lambda a: a.fill_(1)),
+        ("zero_", lambda a: a.zero_()),
+        ("copy", lambda a: nb.copy(a, np.arange(3, dtype=np.float32))),
+    ],
+)
+def test_expanded_views_are_not_written(operation, write):
+    base = torch.zeros(1)
+    a = nb.from_torch(base.expand(3))
+    with pytest.raises(nb.BufferAccessError, match=rf"^{operation} would write to .*an expanded view .* strides \(0,\)"):
+        write(a)
+    assert base.item() == 0 and not nb.explain(a).writable and not nb.explain(base.expand(3)).writable
+    assert nb.explain(base.expand(1)).writable
+
+
+def test_a_leaf_is_not_written_outside_of_no_grad():
+    leaf = torch.ones(3, requires_grad=True)
+    with pytest.raises(nb.BufferAccessError, match=r"^copy would write to dest: it is a leaf tensor that requires grad"):
+        nb.copy(leaf, np.arange(3, dtype=np.float32))
+    assert not nb.explain(leaf).writable
+    with torch.no_grad():
+        assert nb.explain(leaf).writable
+
+
+def test_the_item_of_an_array_of_records_is_a_record():
+    values = np.array([(1.5, 7), (2.5, 8)], [("x", "f4"), ("y", "i4")])
+    found = nb.from_numpy(values)[1].item()
+    values["x"] = 0
+    assert found.dtype == values.dtype and found.tolist() == (2.5, 8)
+    with pytest.raises(nb.NumbridgeTypeError, match="only a 0-d array of integers is an index"):
+        range(3)[nb.array(np.array(1, [("x", "i4")]))]

@@ -954,3 +954,17 @@ def test_globals_that_are_rebound_before_going_back_are_refused(monkeypatch):
     monkeypatch.undo()
     tape.backward(grads={y: np.ones(3)})
     assert x.grad.list() == [3.0, 3.0, 3.0]
+
+
+def test_a_gradient_that_cannot_be_added_to_is_refused_before_any_is():
+    first, second, y, z = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True), nb.zeros(3), nb.zeros(3)
+    second.grad = torch.zeros(1).expand(3)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [nb.from_torch(first)], [y])
+        nb.launch(square, 3, [nb.from_torch(second)], [z])
+    with pytest.raises(nb.BufferAccessError, match=r"backward adds to it, and it is an expanded view.*strides \(0,\)"):
+        tape.backward(grads={y: np.ones(3), z: np.ones(3)}, retain_graph=True)
+    assert first.grad is None or not first.grad.any()
+    second.grad = None
+    tape.backward(grads={y: np.ones(3), z: np.ones(3)})
+    assert first.grad.tolist() == second.grad.tolist() == [2.0] * 3
