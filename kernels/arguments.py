@@ -23,6 +23,7 @@ from numbridge.kernels.errors import (
     DeviceError,
     NumbridgeTypeError,
     NumbridgeValueError,
+    shown,
 )
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
@@ -303,7 +304,7 @@ def check_writable(where: str, argument: Any, found: Description, writes: str = 
 def _check_scalar(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar | None:
     if isinstance(annotation, ArrayAnnotation):
         raise NumbridgeTypeError(
-            f"{where}: wanted {annotation!r}, got the {_SCALAR_NAMES[found.kind]} {argument!r}; pass an array"
+            f"{where}: wanted {annotation!r}, got the {_SCALAR_NAMES[found.kind]} {shown(argument)}; pass an array"
         )
     if annotation is None:
         weak = not found.has(nb.STRONG)
@@ -327,14 +328,15 @@ def _check_fits(where: str, wanted: scalars.Scalar, argument: Any, found: Descri
         )
     if rank > accepts:
         raise NumbridgeTypeError(
-            f"{where}: wanted {wanted.name}, got the {_SCALAR_NAMES[found.kind]} {argument!r}, which would lose part of its "
+            f"{where}: wanted {wanted.name}, got the {_SCALAR_NAMES[found.kind]} {shown(argument)}, which would lose part of its "
             "value; convert it explicitly"
         )
     if accepts == 1:
         limits = np.iinfo(wanted.numpy)
         if not limits.min <= int(argument) <= limits.max:
             raise NumbridgeValueError(
-                f"{where}: {argument!r} does not fit into {wanted.name} ({limits.min} to {limits.max}); annotate a wider type"
+                f"{where}: {shown(argument)} does not fit into {wanted.name} ({limits.min} to {limits.max}); annotate a wider "
+                "type"
             )
     elif found.has(nb.TOO_BIG):
         raise NumbridgeValueError(f"{where}: the integer {_shown(argument)} is too large; {_other_way(argument)}")

@@ -21,7 +21,7 @@ from numbridge.kernels.cuda_backend.grid_source import (
     grid_shape,
     runs_along,
 )
-from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError, shown
 from numbridge.kernels.kernel import Kernel
 
 __all__ = ["BlockDim", "block_axes", "block_dim_of", "check_hardware", "cuda_block_of", "cuda_shapes"]
@@ -56,18 +56,20 @@ def block_dim_of(kernel: Kernel, block_dim: Any, rank: int | None = None) -> Blo
     if not isinstance(block_dim, tuple | list):
         size = _int(what, block_dim, block_dim)
         if not 1 <= size <= _MAX_BLOCK:
-            raise NumbridgeValueError(f"{what}: {_INTS}, got {block_dim!r}")
+            raise NumbridgeValueError(f"{what}: {_INTS}, got {shown(block_dim)}")
         return size
     sizes = tuple(_int(what, size, block_dim) for size in block_dim)
     most = _AXES if rank is None else min(rank, _AXES)
     if not 1 <= len(sizes) <= most:
         where = "" if rank is None else f", since the launch has {rank} dimension(s)"
-        raise NumbridgeValueError(f"{what}: wanted an int, or a tuple of 1 to {most} ints{where}, got {block_dim!r}")
+        raise NumbridgeValueError(
+            f"{what}: wanted an int, or a tuple of 1 to {most} ints{where}, got {shown(block_dim)}"
+        )
     if min(sizes) < 1:
-        raise NumbridgeValueError(f"{what}: wanted 1 thread or more along each axis, got {block_dim!r}")
+        raise NumbridgeValueError(f"{what}: wanted 1 thread or more along each axis, got {shown(block_dim)}")
     if math.prod(sizes) > _MAX_BLOCK:
         raise NumbridgeValueError(
-            f"{what}: wanted up to {_MAX_BLOCK} threads in all, got {block_dim!r}, which are {math.prod(sizes)}"
+            f"{what}: wanted up to {_MAX_BLOCK} threads in all, got {shown(block_dim)}, which are {shown(math.prod(sizes))}"
         )
     if rank is not None:
         _check_limits(what, kernel, sizes, rank)

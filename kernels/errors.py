@@ -23,6 +23,7 @@ __all__ = [
     "NumbridgeValueError",
     "NumbridgeWarning",
     "callers_level",
+    "shown",
     "source_excerpt",
 ]
 
@@ -79,6 +80,19 @@ class KernelError(NumbridgeError, TypeError):
 
 class KernelUnsupportedError(KernelError, NotImplementedError):
     """A kernel uses something that exists but not on this device, or not yet."""
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it; Python itself refuses to write integers of many thousand digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        if isinstance(value, int):
+            return f"an integer of {value.bit_length()} bits"
+        if isinstance(value, tuple | list):
+            parts = ", ".join(map(shown, value))
+            return f"({parts}{',' * (len(value) == 1)})" if isinstance(value, tuple) else f"[{parts}]"
+        return f"a {type(value).__name__}"
 
 
 def source_excerpt(filename: str, line: int, column: int, text: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, check_hardware, cuda_block_of, cuda_shapes
 from numbridge.kernels.devices import Device
-from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError, shown
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.variant import MASKED, Place
@@ -62,17 +62,19 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
         dims = (operator.index(dim),) if not isinstance(dim, tuple | list) else tuple(operator.index(d) for d in dim)
     except TypeError:
         raise NumbridgeTypeError(
-            f"dim of kernel {kernel.name!r}: wanted an int or a tuple of up to {nb.MAX_DIMS} ints, got {dim!r}"
+            f"dim of kernel {kernel.name!r}: wanted an int or a tuple of up to {nb.MAX_DIMS} ints, got {shown(dim)}"
         ) from None
     if not 1 <= len(dims) <= nb.MAX_DIMS:
-        raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: wanted 1 to {nb.MAX_DIMS} dimensions, got {dim!r}")
+        raise NumbridgeValueError(
+            f"dim of kernel {kernel.name!r}: wanted 1 to {nb.MAX_DIMS} dimensions, got {shown(dim)}"
+        )
     if min(dims) < 0:
-        raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: {dim!r} has a negative extent")
+        raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: {shown(dim)} has a negative extent")
     _check_count(kernel, dims)
     rank = kernel.source.index_rank
     if rank not in (0, len(dims)):
         raise NumbridgeValueError(
-            f"dim of kernel {kernel.name!r}: {dim!r} has {len(dims)} dimension(s), and the kernel asks for {rank} thread "
+            f"dim of kernel {kernel.name!r}: {shown(dim)} has {len(dims)} dimension(s), and the kernel asks for {rank} thread "
             f"index(es); pass a tuple of {rank}"
         )
     return dims
@@ -81,7 +83,7 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
 def _check_count(kernel: Kernel, dims: tuple[int, ...]) -> None:
     """Refuse more threads than compiled code can count."""
     if max(math.prod(dims), *dims) > _MAX_COUNT:
-        raise NumbridgeValueError(f"kernel {kernel.name!r}: {dims} are more threads than 64 bits can count")
+        raise NumbridgeValueError(f"kernel {kernel.name!r}: {shown(dims)} are more threads than 64 bits can count")
 
 
 def geometry_of(

@@ -261,9 +261,8 @@ def array_text(found: Description) -> str:
 
 def expanded_text(found: Description) -> str:
     """Return what messages say of a view whose strides are zero."""
-    return (
-        f"an expanded view with shape {found.shape} and strides {found.strides} bytes, in which several indices name one element"
-    )
+    where = f"shape {found.shape} and strides {found.strides} bytes"
+    return f"an expanded view with {where}, in which several indices name one element"
 
 
 def add_resolver(resolver: Callable[[type], Reader | None]) -> None:
@@ -411,6 +410,10 @@ def unreadable(obj: Any) -> Exception:
             f"{_name(obj)} has strides {description.strides} bytes, no multiple of its item size, which DLPack cannot "
             "express; pass it to a kernel as it is, or make it contiguous first"
         )
+    if isinstance(obj, Element):
+        return NumbridgeTypeError(
+            f"a {type(obj).__name__} is a value, and an array is wanted here; nb.array(value) makes one of it"
+        )
     if isinstance(obj, numbers.Number | np.bool_):
         if description.kind in (nb.CLASS_BOOL, nb.CLASS_INT, nb.CLASS_FLOAT, nb.CLASS_COMPLEX):
             return NumbridgeTypeError(f"{_name(obj)} is a number, and an array is wanted here; pass an array")
@@ -491,8 +494,13 @@ def _element_record(value: Element) -> Any:
     return machine().new_record(parts, parts.ctypes.data, kind.scalar.tag, dl.CPU, 0, kind.extents, None, flags)
 
 
+# C has two integer types of 64 bits, and NumPy a class for each.
+_OTHER_NAMES: dict[type, type] = {np.longlong: np.int64, np.ulonglong: np.uint64}
+
+
 def _python_scalar(kind: type) -> Reader | None:
     if issubclass(kind, np.generic):
+        kind = _OTHER_NAMES.get(kind, kind)
         row = next((row for row in scalars.ALL if row.numpy.type is kind), None)
         # Half floats and smaller have no arithmetic of their own on the CPU: such a number counts as a Python float.
         if row is not None and row.is_float and row.itemsize < 4:
@@ -609,8 +617,12 @@ def _through_interface(obj: Any) -> Any:
     if is_masked(type(array)):
         refuse_mask(array)
     array = np.asarray(array)
-    record = capture(array)
     # What __array__ returns may be a copy, and writes to a copy would be lost.
+    if array.dtype.names is not None:
+        array = array.view()
+        array.flags.writeable = False
+        return records_of(array)
+    record = capture(array)
     found = describe(record)
     elements = tuple(step // array.itemsize for step in found.strides)
     return machine().new_record(record, found.data, found.tag, dl.CPU, 0, found.shape, elements, dl.FLAG_READ_ONLY)
@@ -636,7 +648,7 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
         )
     row = scalars.scalar_of(np.dtype(interface["typestr"]))
     shape = _integers(interface["shape"], "shape", owner)
-    data, (offset,) = interface.get("data"), _integers([interface.get("offset") or 0], "offset", owner)
+    named, data, (offset,) = owner, interface.get("data"), _integers([interface.get("offset") or 0], "offset", owner)
     if data is None:
         raise BufferAccessError(f"{_name(owner)} has no 'data' in its array interface; use the buffer protocol instead")
     strides = interface.get("strides")
@@ -652,15 +664,15 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
     if strides is not None:
         if any(step % row.itemsize for step in strides):
             raise BufferAccessError(
-                f"strides {strides} bytes of {_name(owner)} are no multiples of its item size {row.itemsize}; make it "
+                f"strides {strides} bytes of {_name(named)} are no multiples of its item size {row.itemsize}; make it "
                 "contiguous first"
             )
         elements = tuple(step // row.itemsize for step in strides)
     flags = dl.FLAG_READ_ONLY if data[1] else 0
     place = (int(data[0] or 0), row.tag, device_type, device_id)
     if 0 not in shape:
-        _check_memory(owner, place[0], shape, elements, row.itemsize, ends)
-    return machine().new_record(owner, *place, shape, elements, flags, *_interface_stream(interface, owner))
+        _check_memory(named, place[0], shape, elements, row.itemsize, ends)
+    return machine().new_record(owner, *place, shape, elements, flags, *_interface_stream(interface, named))
 
 
 def _integers(given: Any, what: str, owner: Any) -> tuple[int, ...]:

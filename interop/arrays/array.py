@@ -7,20 +7,20 @@ reads one without Python. This module may not import a framework: what it must a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from numbridge.arrays import gradients
-from numbridge.arrays.capsules import copied_for, legacy_capsule, marked_copy, prepare_for_consumers
+from numbridge.arrays.capsules import copied_for, legacy_capsule, marked_copy, pair, prepare_for_consumers
 from numbridge.arrays.contents import as_source, as_values, at_address, copied, moved, shared
 from numbridge.arrays.exchange import ExchangeTable
 from numbridge.arrays.gradients import GradientState
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device, get_devices
-from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of
+from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of, record_type
 from numbridge.kernels.errors import (
     BufferAccessError,
     DeviceError,
@@ -28,6 +28,7 @@ from numbridge.kernels.errors import (
     NumbridgeIndexError,
     NumbridgeTypeError,
     NumbridgeValueError,
+    shown,
 )
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
@@ -35,7 +36,7 @@ from numbridge.kernels.readers import describe, expanded_text
 from numbridge.kernels.scalars import scalar_of
 from numbridge.kernels.watching import is_watched, watchers
 from numbridge.storage import cupy_memory, stream_order, strided
-from numbridge.storage.element_views import as_records, packed, regrouped, scalar_shape, unpacked
+from numbridge.storage.element_views import as_records, packed, refuse_records, regrouped, scalar_shape, unpacked
 from numbridge.storage.leases import lend
 from numbridge.storage.memory import allocate, array_class, element_of, native, row_of, wrap
 from numbridge.storage.memory_views import ViewedMemory
@@ -134,7 +135,7 @@ class Array:
             made = copied(data, dtype, device) if copy else _placed(shared(data, dtype), device)
             made = made if shape is None else made.reshape(shape)
         if ndim is not None and made.ndim != ndim:
-            raise NumbridgeTypeError(f"ndim is {ndim}, and the array has {made.ndim} dimensions")
+            raise NumbridgeTypeError(f"ndim is {shown(ndim)}, and the array has {made.ndim} dimensions")
         if requires_grad or grad is not None:
             made.requires_grad = True
         if grad is not None:
@@ -291,9 +292,12 @@ class Array:
         """Return the same bytes as elements of another type; the last axis takes up a difference in size.
 
         A vector or matrix type takes its components from those of as many in each element, else from the last dimensions, or
-        from runs along the last one; a scalar type shows components as last dimensions. Gradients do not follow: the view has
-        none.
+        from runs along the last one; a scalar type shows components as last dimensions. Bytes become records, for a
+        structured dtype, as components become vectors. Gradients do not follow: the view has none.
         """
+        if isinstance(dtype, np.dtype) and dtype.names is not None:
+            records = record_type(dtype)
+            return wrap(regrouped(self.view(records.scalar.numpy), records)._record)
         if isinstance(dtype, ElementType):
             return wrap(regrouped(self, dtype)._record)
         row, memory = scalar_of(dtype), ViewedMemory(unpacked(self))
@@ -301,11 +305,12 @@ class Array:
         return wrap(memory.record(shape, strides, tag=row.tag))
 
     def transpose(self, *axes: Any) -> Array:
-        """Return a view with the axes in the given order, reversed by default."""
-        order = axes[0] if len(axes) == 1 and isinstance(axes[0], tuple | list) else axes
+        """Return a view with the axes in the given order, reversed by default or for None."""
+        given = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], Iterable)) else axes
+        order = None if given is None or not len(tuple(given)) else tuple(given)
         memory = ViewedMemory(self)
-        shape, strides = strided.permuted(order or None, memory.shape, memory.strides)
-        return self._view(memory.record(shape, strides), lambda other: other.transpose(*order))
+        shape, strides = strided.permuted(order, memory.shape, memory.strides)
+        return self._view(memory.record(shape, strides), lambda other: other.transpose(order))
 
     @property
     def T(self) -> Array:  # noqa: N802 - NumPy's name
@@ -391,6 +396,7 @@ class Array:
             raise BufferAccessError(
                 f"{operation} would write to {expanded_text(describe(self))}; write to a contiguous copy, array.clone()"
             )
+        key = self._own_key(key)
         told = [watcher.changing(self, operation, source) for watcher in watchers()] if is_watched() else []
         if word >> nb.WORD_DEVICE & 0xFF in _DEVICE_KINDS:
             cupy_memory.assign(self, key, as_source(values))
@@ -401,6 +407,23 @@ class Array:
             if record is not None:
                 record()
         return self
+
+    def _own_key(self, key: Any) -> Any:
+        """Return an index of this array as one of its scalars, where the dimensions of vectors and matrices come last."""
+        element = element_of(self)
+        if key is ... or element is None or element.fields is not None:
+            return key
+        parts, ndim = list(key) if isinstance(key, tuple) else [key], self.ndim
+        used = sum(map(strided.consumed, parts))
+        if used > ndim:
+            raise NumbridgeIndexError(
+                f"{used} indices for an array of {element.name} with {ndim} dimensions; array.view(nb.{element.scalar.name}) "
+                "shows the components as last dimensions"
+            )
+        gaps = [place for place, part in enumerate(parts) if part is Ellipsis]
+        if len(gaps) == 1:
+            parts[gaps[0] : gaps[0] + 1] = [slice(None)] * (ndim - used)
+        return tuple(parts)
 
     def _write_here(self, operation: str, key: Any, values: Any) -> None:
         """Let NumPy write values, which says neither which array it is nor what it takes."""
@@ -648,16 +671,22 @@ class Array:
         BufferAccessError
             If a legacy capsule is asked of a read-only array, which it could not say, if a stride is negative, or if a copy is
             needed and refused.
+        ConversionError
+            If the array holds records, which DLPack does not have.
+        NumbridgeTypeError
+            If `max_version` or `dl_device` is no pair of ints.
         """
+        refuse_records(self, "DLPack")
+        max_version, dl_device = pair("max_version", max_version), pair("dl_device", dl_device)
         here = self.__dlpack_device__()
         if here[0] in (dl.CPU, dl.CUDA_HOST) and stream not in (None, -1):
             raise BufferAccessError(f"stream is {stream!r}, and the CPU has none; it must be None")
         exported = self
-        if dl_device is not None and tuple(dl_device) == (dl.CPU, 0) and here[0] == dl.CUDA_HOST and not copy:
+        if dl_device == (dl.CPU, 0) and here[0] == dl.CUDA_HOST and not copy:
             # Page-locked memory is host memory.
             exported = wrap(ViewedMemory(unpacked(self)).record_on(dl.CPU))
-        elif dl_device is not None and tuple(dl_device) != here:
-            exported, copy = copied_for(self, tuple(dl_device), copy), True
+        elif dl_device is not None and dl_device != here:
+            exported, copy = copied_for(self, dl_device, copy), True
         elif copy:
             exported = self.clone()
         if exported.device.is_cuda and stream != -1:

@@ -5,11 +5,12 @@ Arrays call this; making arrays of capsules is in `dlpack`.
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels.devices import get_devices
-from numbridge.kernels.errors import BufferAccessError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.storage.element_views import scalar_shape
@@ -18,10 +19,21 @@ from numbridge.storage.memory import native, row_of
 if TYPE_CHECKING:
     from numbridge.arrays.array import Array
 
-__all__ = ["copied_for", "legacy_capsule", "marked_copy", "prepare_for_consumers"]
+__all__ = ["copied_for", "legacy_capsule", "marked_copy", "pair", "prepare_for_consumers"]
 
 # It holds a lock while it calls a deleter, as 3.3 does (`PaddleDeleterManager`), and the memory behind may be its own again.
 _LOCKING = "paddle"
+
+
+def pair(name: str, given: Any) -> tuple[int, int] | None:
+    """Return a version, or a device, as a pair of ints; None is none."""
+    if given is None:
+        return None
+    try:
+        first, second = map(operator.index, given)
+    except (TypeError, ValueError):
+        raise NumbridgeTypeError(f"__dlpack__: {name} is {given!r}; it must be a pair of ints, or None") from None
+    return first, second
 
 
 def prepare_for_consumers(array: Array) -> None:

@@ -5,6 +5,8 @@ Sharing raises where it is impossible; nothing here copies unless its name says 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from numbridge.kernels import scalars
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.element_types.element_arguments import element_flags, inner_strides
 from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of
-from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeValueError
+from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeTypeError, NumbridgeValueError, shown
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.numpy_arrays import is_masked
 from numbridge.kernels.scalars import Scalar, scalar_of
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["as_source", "as_values", "at_address", "copied", "filled", "is_literal", "is_traced", "moved", "shared"]
 
-_LITERALS = (list, tuple, bool, int, float, complex, np.generic)
+_LITERALS = (list, tuple, bool, int, float, complex, np.generic, Element)
 # What Python's own numbers become where no dtype is asked for: as in annotations, nothing is 64 bits wide unasked.
 _NARROW = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
 
 
 def is_literal(data: Any) -> bool:
-    """Tell whether data is a number or a list: values without memory that could be shared."""
+    """Tell whether data is a number, a vector or matrix, or a list: values without memory that could be shared."""
     return isinstance(data, _LITERALS)
 
 
@@ -129,12 +131,24 @@ def _elements(data: Any, element: ElementType, device: Device | str | None) -> A
             raise NumbridgeValueError(f"data cannot become records of {element.name}: {error}") from None
     if not is_literal(data):
         source = adopt(data)
+        if element.fields is not None and _holds_records(source) and element_of(source) is not element:
+            source = adopt(_converted(source, element.fields))
         if element.fields is not None or _holds_records(source):
             return packed(source, element).to(get_device(device), copy=True)
     if isinstance(data, list | tuple) and not data:
         data = np.empty((0, *element.extents), element.scalar.numpy)  # no elements, whatever these have
     made = copied(data, element.scalar, device)
     return packed(made, element) if element_of(made) is None else made
+
+
+def _converted(source: Array, fields: np.dtype[Any]) -> NDArray[Any]:
+    """Return records as those of another dtype, as NumPy assigns them: field by field, in order."""
+    try:
+        return source.numpy().astype(fields)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConversionError(
+            f"data holds records of {element_of(source)!r}, which cannot become {fields!r}: {error}"
+        ) from None
 
 
 def _holds_records(array: Array) -> bool:
@@ -154,6 +168,8 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
         traced: Array = data.copied(dtype)
         return traced
     kind = None if dtype is None else dtype_of(dtype)
+    if isinstance(data, Element):
+        data = packed(filled(data.numpy(), type(data).scalar, "cpu"), type(data))
     if isinstance(kind, ElementType):
         return _elements(data, kind, device)
     if not is_literal(data):
@@ -171,7 +187,7 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
         return made
     try:
         values = np.array(data) if dtype is None else np.array(data, dtype=scalar_of(dtype).numpy)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError is torch's
         wanted = "" if dtype is None else f" of {scalar_of(dtype).name}"
         raise NumbridgeValueError(f"data cannot become an array{wanted}: {error}") from None
     if values.dtype.kind in "OUS":
@@ -179,6 +195,8 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
         raise ConversionError(
             f"data is a {type(data).__name__} that holds {inside}; pass numbers, or name a dtype that they fit"
         )
+    if dtype is None and values.dtype.kind == "f" and isinstance(data, list | tuple) and _is_of_integers(data):
+        values = _of_large_integers(data)
     row = scalar_of(values.dtype)
     return filled(values, _narrowed(values, row) if dtype is None and _is_plain(data) else row, device)
 
@@ -205,6 +223,23 @@ def _is_plain(data: Any) -> bool:
     return type(data) in (bool, int, float, complex, list, tuple)
 
 
+def _is_of_integers(data: list[Any] | tuple[Any, ...]) -> bool:
+    """Tell whether nested lists hold integers and nothing else."""
+    return bool(data) and all(
+        _is_of_integers(part) if isinstance(part, list | tuple) else isinstance(part, int | np.integer) for part in data
+    )
+
+
+def _of_large_integers(data: Any) -> NDArray[Any]:
+    """Return integers of which NumPy would make floats, since int64 does not hold all of them."""
+    exact = np.array(data, dtype=object)
+    if min(exact.flat) < 0:
+        raise NumbridgeValueError(
+            "data has integers that neither int64 nor uint64 holds together; ask for dtype=nb.float64, which rounds them"
+        )
+    return exact.astype(np.uint64)
+
+
 def _narrowed(values: NDArray[Any], row: Scalar) -> Scalar:
     narrow = scalars.by_name(_NARROW.get(row.name, row.name))
     if narrow.code == scalars.INT and values.size:
@@ -214,23 +249,42 @@ def _narrowed(values: NDArray[Any], row: Scalar) -> Scalar:
     return narrow
 
 
+def _address(ptr: Any) -> int:
+    try:
+        return operator.index(ptr)
+    except TypeError:
+        raise NumbridgeTypeError(
+            f"ptr is of type {type(ptr).__name__}; it must be an int, such as ctypes.addressof(x) or pointer.value"
+        ) from None
+
+
+def _steps(strides: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, strides)) if isinstance(strides, Iterable) else (operator.index(strides),)
+    except TypeError:
+        raise NumbridgeTypeError(
+            f"strides are {strides!r}; they must be ints, the bytes of a step along each axis"
+        ) from None
+
+
 def at_address(ptr: int, shape: Any, strides: Any, dtype: Any, device: Device | str | None) -> Array:
     """Return an array on memory that the caller keeps alive; strides are in bytes."""
     place = get_device("cpu" if device is None else device)
     extents, kind = strided.extents(shape), dtype_of(dtype)
     element = kind if isinstance(kind, ElementType) else None
     row = kind.scalar if isinstance(kind, ElementType) else kind
-    if ptr < 0 or (ptr == 0 and 0 not in extents):
-        raise NumbridgeValueError(f"ptr is {ptr}, which is no address")
-    steps = None if strides is None else tuple(strides)
+    address = _address(ptr)
+    if not 0 <= address < 1 << 64 or (address == 0 and 0 not in extents):
+        raise NumbridgeValueError(f"ptr is {shown(address)}, which is no address")
+    steps = None if strides is None else _steps(strides)
     if steps is not None and (len(steps) != len(extents) or any(step % row.itemsize for step in steps)):
         raise NumbridgeValueError(
-            f"strides are {steps} bytes; they must be multiples of the item size {row.itemsize}, one for each of the "
+            f"strides are {shown(steps)} bytes; they must be multiples of the item size {row.itemsize}, one for each of the "
             f"{len(extents)} axes"
         )
     if element is not None:
         extents = (*extents, *element.extents)
         steps = None if steps is None else (*steps, *inner_strides(element))
     elements = None if steps is None else tuple(step // row.itemsize for step in steps)
-    where = (ptr, row.tag, dl.CUDA if place.is_cuda else dl.CPU, place.ordinal)
+    where = (address, row.tag, dl.CUDA if place.is_cuda else dl.CPU, place.ordinal)
     return wrap(native().new_record(None, *where, extents, elements, element_flags(element)))

@@ -16,11 +16,12 @@ from numbridge.arrays.contents import copied, is_literal, is_traced
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of, has_gradient
-from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError, shown
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.watching import is_watched
 from numbridge.storage import cupy_memory
+from numbridge.storage.element_views import scalar_shape
 from numbridge.storage.memory import adopt, allocate, element_of, native, row_of
 from numbridge.streams.streams import ScopedStream, own_stream
 
@@ -137,7 +138,7 @@ def _dtype_of_value(value: Any) -> Any:
     if isinstance(value, Element):
         return type(value)
     if hasattr(value, "dtype"):
-        return row_of(value) if isinstance(value, Array) else value.dtype
+        return (element_of(value) or row_of(value)) if isinstance(value, Array) else value.dtype
     for kind in (bool, int, float, complex):
         if isinstance(value, kind):
             return kind
@@ -231,6 +232,13 @@ def full_like(
     return _like(src, dtype, device, requires_grad, pinned, retain_grad, zeroed=False).fill_(value)
 
 
+def _taken(src: Any) -> Array:
+    """Return an array on the memory of another one, or of a vector or matrix by itself."""
+    if isinstance(src, Element):
+        return copied(src, device="cpu")
+    return src if isinstance(src, Array) else adopt(src)
+
+
 def _like(
     src: Any,
     dtype: Any,
@@ -243,7 +251,7 @@ def _like(
 ) -> Array:
     if is_traced(src):
         return _new(src.shape, src.dtype if dtype is None else dtype, device, False, zeroed=zeroed)
-    model = src if isinstance(src, Array) else adopt(src)
+    model = _taken(src)
     kind = (element_of(model) or row_of(model)) if dtype is None else dtype_of(dtype)
     element, row = (kind, kind.scalar) if isinstance(kind, ElementType) else (None, kind)
     # A dtype that cannot have a gradient is asked for only by someone who wants none.
@@ -291,7 +299,7 @@ def clone(
     if is_traced(src):
         made: Array = src.clone()
     else:
-        source = src if isinstance(src, Array) else adopt(src)
+        source = _taken(src)
         place = source.device if device is None else get_device(device)
         if _pinned(source, place, pinned):
             made = empty_like(source, device=place, pinned=True)
@@ -357,13 +365,11 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         source = copied(src, device=target.device)
     else:
         source = src if isinstance(src, Array) else adopt(src)
-    if _is_partial(target, source, dest_offset, src_offset, count):
-        target, source = _parts(target, source, dest_offset, src_offset, count)
-    if target.shape != source.shape:
-        raise NumbridgeValueError(
-            f"src has shape {source.shape}, and dest {target.shape}; they must be equal, or pass a count of elements, which are "
-            "taken in C order"
-        )
+    numbers = dest_offset, src_offset, count
+    if any(numbers) or not _same_numbers(target, source):
+        if _is_partial(target, source, *numbers):
+            target, source = _parts(target, source, *numbers)
+        _check_shapes(target, source)
     with _on(stream, target.device if target.device.is_cuda else source.device):
         is_pinned = target.__dlpack_device__()[0] == dl.CUDA_HOST
         # A tape is told of what `assign` does.
@@ -371,6 +377,20 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
             cupy_memory.to_host(source, target.numpy())
         else:
             target.assign(source)
+
+
+def _same_numbers(target: Array, source: Array) -> bool:
+    """Tell whether two arrays have numbers in the same places, those of vectors and matrices among them."""
+    held = [element is not None and element.fields is not None for element in map(element_of, (target, source))]
+    return held[0] == held[1] and scalar_shape(target) == scalar_shape(source)
+
+
+def _check_shapes(target: Array, source: Array) -> None:
+    if target.shape != source.shape:
+        raise NumbridgeValueError(
+            f"src has shape {source.shape}, and dest {target.shape}; they must be equal, or pass a count of elements, which are "
+            "taken in C order"
+        )
 
 
 def _on(stream: Any, device: Device) -> contextlib.AbstractContextManager[Any]:
@@ -409,8 +429,8 @@ def _parts(target: Array, source: Array, dest_offset: int, src_offset: int, coun
     amount = some or source.size - since
     if amount < 0 or since + amount > source.size or to + amount > target.size:
         raise NumbridgeValueError(
-            f"{amount} elements from {since} on in src, which has {source.size}, do not fit into dest, which has "
-            f"{target.size}, from {to} on"
+            f"{shown(amount)} elements from {shown(since)} on in src, which has {source.size}, do not fit into dest, which has "
+            f"{target.size}, from {shown(to)} on"
         )
     return _in_a_row("dest", target)[to : to + amount], _in_a_row("src", source)[since : since + amount]
 
@@ -422,7 +442,7 @@ def _counted(name: str, given: Any) -> int:
     except TypeError:
         raise NumbridgeTypeError(f"copy: {name} is {given!r}; it must be an int") from None
     if number < 0:
-        raise NumbridgeValueError(f"copy: {name} is {number}; it must be 0 or more")
+        raise NumbridgeValueError(f"copy: {name} is {shown(number)}; it must be 0 or more")
     return number
 
 

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.storage.element_views import refuse_records
 from numbridge.storage.leases import lend
 from numbridge.storage.memory import native
+
+if TYPE_CHECKING:
+    from numbridge.arrays.array import Array
 
 __all__ = ["ExchangeTable"]
 
@@ -29,9 +33,15 @@ class ExchangeTable:
         return _capsule()
 
 
+def _handed_on(array: Array) -> None:
+    """Look at an array that compiled code of a consumer's is about to take: one of elements, or a read-only one."""
+    refuse_records(array, "DLPack")
+    lend(array)
+
+
 @functools.cache
 def _capsule() -> Any:
-    native().set_lender(lend)
+    native().set_lender(_handed_on)
     addresses = native().exchange
     fields = {
         dl.EXCHANGE_MAJOR: dl.MAJOR_VERSION | dl.MINOR_VERSION << 32,

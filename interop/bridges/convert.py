@@ -16,10 +16,11 @@ from numbridge.bridges.bridge import FRAMEWORKS, bridge_for_type, bridge_named
 from numbridge.kernels import readers
 from numbridge.kernels.arguments import check_writable
 from numbridge.kernels.devices import Device
-from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
-from numbridge.storage.memory import element_of, native
+from numbridge.storage.element_views import refuse_records
+from numbridge.storage.memory import native
 
 __all__ = ["ArrayExplanation", "asarray", "convert", "explain"]
 
@@ -91,9 +92,8 @@ def convert(x: Any, to: str | ModuleType | type) -> Any:
     if is_traced(x) and name != "jax":
         return x.numpy()  # which says why there is none
     found = asarray(x)
-    held = None if is_traced(x) else element_of(found)
-    if name != "numpy" and held is not None and held.fields is not None:
-        raise ConversionError(f"{name} has no records, such as {held.name}; convert one of the fields")
+    if name != "numpy" and not is_traced(x):
+        refuse_records(found, name)
     return bridge_named(name).unwrap_array(found)
 
 

@@ -22,7 +22,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, describe
 from numbridge.kernels.scalars import scalar_of
 from numbridge.storage.cupy_memory import as_cupy, cupy, lent_stream
-from numbridge.storage.element_views import unpacked
+from numbridge.storage.element_views import refuse_records, unpacked
 from numbridge.storage.memory import adopt, native, row_of
 from numbridge.storage.stream_order import hand_over
 from numbridge.streams.streams import Stream, get_stream
@@ -193,6 +193,7 @@ def to_cupy(array: Array) -> Any:
     """
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
+    refuse_records(array, "CuPy")
     if not array.device.is_cuda:
         if not cuda_driver.driver_count():
             raise cuda_unavailable("to_cupy")
@@ -230,7 +231,10 @@ def dtype_to_cupy(dtype: Any) -> np.dtype[Any]:
 
 def device_from_cupy(device: Any) -> Device:
     """Return the device of a `cupy.cuda.Device`."""
-    return Device("cuda", int(device.id))
+    ordinal = getattr(device, "id", None)
+    if not isinstance(ordinal, int):
+        raise NumbridgeTypeError(f"device is {device!r}; it must be a cupy.cuda.Device, such as cupy.cuda.Device(0)")
+    return Device("cuda", ordinal)
 
 
 def device_to_cupy(device: Device | str | None = None) -> Any:

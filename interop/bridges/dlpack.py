@@ -15,6 +15,7 @@ from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.cuda_backend.cuda_driver import cuda_unavailable
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.storage.element_views import refuse_records
 from numbridge.storage.memory import adopt, native, row_of, wrap
 
 __all__ = ["from_dlpack", "to_dlpack"]
@@ -96,7 +97,10 @@ def to_dlpack(array: Any) -> Any:
     ------
     BufferAccessError
         If the array is read-only, which a legacy capsule cannot say, or if a stride is negative.
+    ConversionError
+        If it holds records, which DLPack does not have.
     """
     found = array if isinstance(array, Array) else adopt(array)
+    refuse_records(found, "DLPack")
     prepare_for_consumers(found)
     return legacy_capsule(found)

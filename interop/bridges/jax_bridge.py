@@ -20,6 +20,7 @@ from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, describe, record_from_capsule
 from numbridge.kernels.scalars import ALL, by_name, scalar_of
+from numbridge.storage.element_views import refuse_records
 from numbridge.storage.memory import adopt, native, row_of
 from numbridge.storage.stream_order import hand_over
 
@@ -248,6 +249,8 @@ def to_jax(array: Array | TracedArray) -> jax.Array:
         return source
     described = native().describe(array)
     word, ptr = described[0], described[1]
+    if word & _ELEMENTS:
+        refuse_records(array, "JAX")
     tag = row_of(array).tag if word & _ELEMENTS else word & 0xFFFFFFFF
     unproven = not word & nb.CONTIGUOUS or ptr % _ALIGNMENT or tag not in _shared
     if unproven or (tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64):

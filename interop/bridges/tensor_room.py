@@ -15,7 +15,7 @@ from numbridge.kernels import readers
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import COMPLEX
-from numbridge.storage.element_views import unpacked
+from numbridge.storage.element_views import refuse_records, unpacked
 from numbridge.storage.memory import adopt, native, row_of
 from numbridge.storage.stream_order import hand_over
 
@@ -88,6 +88,7 @@ def exported(array: Array, address: int, what: str, stream: int) -> tuple[Any, b
     stream : int
         The framework's ``current_work_stream``: on CUDA, its current stream waits for the array's.
     """
+    refuse_records(array, what.split()[1])
     word = native().word(array)
     if not word & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
         raise BufferAccessError(

@@ -438,7 +438,7 @@ def device_from_torch(torch_device: Any) -> Device:
     Raises
     ------
     DeviceError
-        If it is neither the CPU nor a CUDA device.
+        If it is neither the CPU nor a CUDA device, or torch knows no such device.
     """
     torch = needed("torch")
 
@@ -446,7 +446,10 @@ def device_from_torch(torch_device: Any) -> Device:
         raise NumbridgeTypeError(
             f"torch_device is of type {type(torch_device).__name__}; it must be a torch.device or its name, such as 'cuda:0'"
         )
-    given = torch.device(torch_device)
+    try:
+        given = torch.device(torch_device)
+    except RuntimeError as error:
+        raise DeviceError(f"torch_device is {torch_device!r}, which torch refuses: {error}") from None
     if given.type == "cpu":
         return CPU
     if given.type == "cuda":

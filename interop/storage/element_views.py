@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numbridge.arrays.array import Array
 
-__all__ = ["as_records", "packed", "regrouped", "scalar_shape", "unpacked"]
+__all__ = ["as_records", "packed", "refuse_records", "regrouped", "scalar_shape", "unpacked"]
 
 
 def _way_to(element: ElementType, found: str) -> str:
@@ -48,6 +48,11 @@ def packed(array: Array, element: ElementType) -> Array:
     outer = array.ndim - len(inner)
     if held is not None or row != element.scalar or outer < 0 or array.shape[outer:] != inner:
         found = row.name if held is None else held.name
+        if element.fields is not None:
+            raise ConversionError(
+                f"dtype is {element.name}, and the data is {found} with shape {array.shape}; nb.array(data, dtype=...) copies "
+                "records and converts them, .view(dtype) shows bytes as records"
+            )
         raise ConversionError(
             f"dtype is {element.name}, which is {element.scalar.name} with shape (..., {', '.join(map(str, inner))}), and the "
             f"data is {found} with shape {array.shape}; {_way_to(element, found)}"
@@ -72,6 +77,19 @@ def as_records(array: Array, values: NDArray[Any]) -> NDArray[Any]:
     """Return an array's values as NumPy shows them: records as those of their structured dtype, on the same memory."""
     element = element_of(array) if values.dtype.kind == "u" else None
     return values if element is None or element.fields is None else values.view(element.fields)[..., 0]
+
+
+def refuse_records(array: Array, framework: str) -> None:
+    """Refuse to hand on an array of records, whose bytes would come out as the words that they are counted in.
+
+    Raises
+    ------
+    ConversionError
+        If the array is one.
+    """
+    held = element_of(array)
+    if held is not None and held.fields is not None:
+        raise ConversionError(f"{framework} has no records, such as {held.name}; convert one of the fields")
 
 
 def scalar_shape(array: Array) -> tuple[int, ...]:

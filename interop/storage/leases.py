@@ -1,8 +1,9 @@
 """Leases: read-only memory that was handed on to a framework whose tensors cannot say that they must not be written.
 
-Its addresses are remembered here as long as the memory lives. Compiled code then reads whatever lies in immutable memory as
-immutable, under any name: as a slice, detached, as a parameter, or through a third framework; and tensors in memory that is
-merely read-only, which others may write to, as read-only. Names no framework.
+Its addresses are remembered here: those of immutable memory as long as its owner lives, and those of memory that is merely
+read-only, which others may write to, as long as somebody has it from us. Compiled code then reads whatever lies in immutable
+memory as immutable, under any name: as a slice, detached, as a parameter, or through a third framework; and tensors in memory
+that is merely read-only as read-only. Names no framework.
 """
 
 from __future__ import annotations
@@ -47,13 +48,16 @@ def lend(array: Array) -> None:
     bits = native().word(array._record) & (nb.READ_ONLY | nb.IMMUTABLE)
     if not bits:
         return
-    owner = native().owner(array._record)
     first, behind = _span(array)
     if first == behind:
         return
-    if not type(owner).__weakrefoffset__:
-        # A capsule, a tuple or an object with slots cannot be watched. Whoever uses the memory keeps the array's record alive.
-        owner = native().hold(array._record, _Watched())
+    # Whoever uses the memory keeps the array's record alive. Once nobody does, who owns memory that is merely read-only here may
+    # hand it on as writable; of immutable memory there may be names that we do not know. A capsule, a tuple or an object with
+    # slots cannot be watched.
+    owner = native().owner(array._record)
+    if not bits & nb.IMMUTABLE or not type(owner).__weakrefoffset__:
+        held = native().hold(array._record, _Watched())
+        owner = held if type(held).__weakrefoffset__ else owner
     key = id(owner), bits
     with _lending:
         if key not in _lent:

@@ -19,7 +19,7 @@ from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_types.element_arguments import element_flags, inner_strides
 from numbridge.kernels.element_types.elements import ElementType, by_number, dtype_of
-from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError, shown
 from numbridge.kernels.machine import Machine, machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as layout
@@ -199,8 +199,9 @@ def allocate(
         return made
     extents, row = strided.extents(shape), found
     size = math.prod(extents) * row.itemsize
-    if max(size, *extents, 0) > _LARGEST:
-        raise NumbridgeValueError(f"an array of shape {extents} and dtype {row.name} is too large to address")
+    # As in NumPy, an extent of 0 makes no others smaller: strides count them.
+    if math.prod([max(extent, 1) for extent in extents]) * row.itemsize > _LARGEST:
+        raise NumbridgeValueError(f"an array of shape {shown(extents)} and dtype {row.name} is too large to address")
     place = CPU if pinned and device is None else get_device(device)
     if not (pinned or place.is_cuda):
         try:

@@ -13,9 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.errors import BufferAccessError, NumbridgeIndexError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    NumbridgeIndexError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+    shown,
+)
 
-__all__ = ["MAX_RANK", "Strides", "contiguous", "extents", "indexed", "permuted", "resolved", "restrided", "retyped"]
+__all__ = [
+    "MAX_RANK",
+    "Strides",
+    "consumed",
+    "contiguous",
+    "extents",
+    "indexed",
+    "permuted",
+    "resolved",
+    "restrided",
+    "retyped",
+]
 
 Strides = tuple[int, ...]
 MAX_RANK = 64  # NumPy's own limit
@@ -33,9 +50,9 @@ def extents(shape: Any) -> tuple[int, ...]:
     try:
         result = tuple(operator.index(extent) for extent in given)
     except TypeError:
-        raise NumbridgeTypeError(f"shape is {shape!r}; it must be an int or a tuple of ints") from None
+        raise NumbridgeTypeError(f"shape is {shown(shape)}; it must be an int or a tuple of ints") from None
     if any(extent < 0 for extent in result):
-        raise NumbridgeValueError(f"shape is {result}; extents must not be negative")
+        raise NumbridgeValueError(f"shape is {shown(result)}; extents must not be negative")
     if len(result) > MAX_RANK:
         raise NumbridgeValueError(f"shape has {len(result)} dimensions; an array has at most {MAX_RANK}")
     return result
@@ -85,6 +102,19 @@ def indexed(key: Any, shape: Sequence[int], strides: Sequence[int]) -> tuple[tup
     return tuple(new_shape), _tidy(new_shape, new_strides), offset
 
 
+def consumed(part: Any) -> int:
+    """Return how many dimensions one part of an index of any kind that NumPy takes stands for."""
+    if part is None or part is Ellipsis:
+        return 0
+    if isinstance(part, slice) or type(part) is int:
+        return 1
+    try:
+        mask = part if hasattr(part, "dtype") and hasattr(part, "ndim") else np.asarray(part)
+    except ValueError:
+        return 1  # which NumPy refuses
+    return int(mask.ndim) if str(mask.dtype).endswith("bool") else 1
+
+
 def _slice(part: slice, extent: int) -> tuple[int, int, int]:
     try:
         return part.indices(extent)
@@ -119,7 +149,7 @@ def _position(part: Any, axis: int, extent: int) -> int:
             "give views: use array.numpy()[index] for a copy"
         ) from None
     if not -extent <= position < extent:
-        raise NumbridgeIndexError(f"index {position} is out of range for axis {axis} with extent {extent}")
+        raise NumbridgeIndexError(f"index {shown(position)} is out of range for axis {axis} with extent {extent}")
     return position + extent if position < 0 else position
 
 
@@ -136,7 +166,7 @@ def resolved(shape: Any, size: int) -> tuple[int, ...]:
     known = extents(tuple(extent for extent in given if extent != -1))
     rest = math.prod(known)
     if len(unknown) > 1 or (unknown and (rest == 0 or size % rest)) or (not unknown and rest != size):
-        raise NumbridgeValueError(f"an array of {size} elements cannot have the shape {given}")
+        raise NumbridgeValueError(f"an array of {size} elements cannot have the shape {shown(given)}")
     if not unknown:
         return known
     return (*known[: unknown[0]], size // rest, *known[unknown[0] :])
@@ -212,12 +242,16 @@ def permuted(
 
     Raises
     ------
-    NumbridgeValueError
+    NumbridgeTypeError, NumbridgeValueError
         If `axes` does not name each axis once.
     """
     ndim = len(shape)
-    order = range(ndim - 1, -1, -1) if axes is None else [axis + ndim if axis < 0 else axis for axis in axes]
+    try:
+        given = range(ndim - 1, -1, -1) if axes is None else [operator.index(axis) for axis in axes]
+    except TypeError:
+        raise NumbridgeTypeError(f"axes are {axes!r}; they must be ints, one for each of the {ndim} axes") from None
+    order = [axis + ndim if axis < 0 else axis for axis in given]
     if sorted(order) != list(range(ndim)):
-        raise NumbridgeValueError(f"axes {tuple(axes or ())} do not name each of the {ndim} axes once")
+        raise NumbridgeValueError(f"axes {shown(tuple(given))} do not name each of the {ndim} axes once")
     target = tuple(shape[axis] for axis in order)
     return target, _tidy(target, [strides[axis] for axis in order])

@@ -14,7 +14,7 @@ from numbridge.arrays.gradients import gradient_of, has_shared_gradient, is_requ
 from numbridge.bridges.bridge import bridge_for_type
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.arguments import check_writable
-from numbridge.kernels.errors import NumbridgeWarning
+from numbridge.kernels.errors import NumbridgeValueError, NumbridgeWarning
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description, describe
 from numbridge.storage.memory import native
@@ -53,15 +53,26 @@ def deposit(
     if ends:
         _warn_of_ends(reached, {id(array) for array in ends})
     gradients = [gradient_of(array, create=is_required(array)) for array, _, _ in reached]
-    for gradient in gradients:
-        # A framework lets a user set one that cannot be added to; it is refused before any is added to.
-        if gradient is not None and native().word(gradient) & (nb.READ_ONLY | nb.REPEATED):
-            check_writable("the grad of an array that a tape reached", gradient, describe(gradient), "backward adds to it")
+    for (_, found, _), gradient in zip(reached, gradients, strict=True):
+        if gradient is not None:
+            _check_addable(found, gradient)
     for (_, found, region), gradient in zip(reached, gradients, strict=True):
         if gradient is not None:
             kept = None if retained is None else retained.part(found)
             more = memory.part(region, found) if kept is None else kept
             add(gradient if found.is_on_cuda else gradient.numpy(), more)
+
+
+def _check_addable(found: Description, gradient: Array) -> None:
+    """Refuse a gradient that cannot be added to, which frameworks let a user set, or of what its tensor was before."""
+    word, _, shape, *_ = native().describe(gradient)
+    if word & (nb.READ_ONLY | nb.REPEATED):
+        check_writable("the grad of an array that a tape reached", gradient, describe(gradient), "backward adds to it")
+    if shape != found.shape:
+        raise NumbridgeValueError(
+            f"backward: the grad of an array of shape {found.shape} has shape {shape}; its tensor has been given another "
+            "shape or other memory since the array was made of it: make the array anew"
+        )
 
 
 def _warn_of_ends(reached: Sequence[tuple[Array, Description, Region]], ends: set[int]) -> None:

@@ -98,6 +98,8 @@ def cotangent_of(found: Description, value: Any) -> Any:
         values = value.numpy() if type(value) is Array else np.asarray(as_values(value))
         if values.dtype.kind == "c":
             _refuse_complex(found)
+        if values.dtype.kind in "OUSMmT":
+            raise NumbridgeTypeError(f"backward: the gradient is an array of {values.dtype}; give one of numbers")
     if found.element is not None and found.element.fields is not None:
         wanted = found.shape
         if values.dtype != found.element.fields:

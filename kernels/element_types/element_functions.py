@@ -72,14 +72,25 @@ def _in_python(name: str, operands: tuple[Operand, ...]) -> Any:
     return (lambda *given: bool(function(*given))) if expansion.is_bool else lambda *given: function(*given).item()
 
 
+_INTEGERS = (int, np.integer, np.bool_)
+_NUMBERS = (*_INTEGERS, float, np.floating)
+
+
 def operate(name: str, *operands: Any) -> Any:
     """Return the result of an operation on values; `NotImplemented` for operators that do not fit."""
     kinds = tuple(type(operand) if isinstance(operand, Element) else None for operand in operands)
     numbers = [operand for operand, kind in zip(operands, kinds, strict=True) if kind is None]
-    fits = all(isinstance(number, int | float | np.number) for number in numbers)
+    fits = all(isinstance(number, _NUMBERS) for number in numbers)
     function = _in_python(name, kinds) if fits else None
     if function is None:
         return NotImplemented
+    kind = next(kind for kind in kinds if kind is not None)
+    if not (kind.scalar.is_float or all(isinstance(number, _INTEGERS) for number in numbers)):
+        shown = " and ".join(type(operand).__name__ for operand in operands)
+        raise NumbridgeTypeError(
+            f"there is no {name} of {shown}: the components of {kind.name} are integers, which would lose the number's "
+            "fraction; pass int(number), or convert the components first, as in nb.vec3(value)"
+        )
     # Components overflow and divide as in a kernel, without a word.
     with np.errstate(all="ignore"):
         return function(*operands)

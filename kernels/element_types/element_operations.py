@@ -466,7 +466,13 @@ def implementation(expansion: Expansion, operands: tuple[Operand, ...], starred:
         else:
             lines += [f"    {name}{k} = at({name}, {k})" for k in range(kind.count)]
     lines += [f"    {name} = {value}" for name, value in expansion.steps]
-    made = f"make({', '.join(expansion.components)})" if expansion.result is not None else expansion.components[0]
+    if expansion.result is not None:
+        made = f"make({', '.join(expansion.components)})"
+    elif expansion.is_bool or expansion.scalar.is_float:
+        made = expansion.components[0]
+    else:
+        # Compiled code computes with wide integers, and Python with those of the type.
+        made = f"number({expansion.components[0]})"
     return "\n".join([*lines, f"    return {made}", ""])
 
 

@@ -7,6 +7,7 @@ compiles nothing, and knows neither Numba nor any framework.
 
 from __future__ import annotations
 
+import copyreg
 import itertools
 import math
 import numbers
@@ -17,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from numbridge.kernels import scalars
-from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import (
+    ConversionError,
+    NumbridgeIndexError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+    shown,
+)
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import Scalar, scalar_of
 
@@ -158,6 +165,18 @@ class ElementType(type):
         return cls.__name__
 
 
+def _reduced(kind: ElementType) -> Any:
+    """Return how a type is pickled: most have no name in this module to be found by, and none the same number everywhere."""
+    if kind is Element:
+        return kind.__qualname__
+    if kind.fields is not None:
+        return record_type, (kind.fields,)
+    return _type_restored, (kind.family, kind.extents, kind.scalar.name)
+
+
+copyreg.pickle(ElementType, _reduced)
+
+
 class Element(metaclass=ElementType):
     """A value of an element type: components that never change.
 
@@ -209,6 +228,18 @@ class Element(metaclass=ElementType):
         """Return the components for NumPy."""
         return np.array(self._values, dtype=dtype)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Let NumPy compute with the components; a number of NumPy's times an element is one, as in the other order."""
+        if (
+            ufunc is np.multiply
+            and method == "__call__"
+            and isinstance(inputs[0], np.number | np.bool_)
+            and not options
+        ):
+            return _operated("mul", *inputs)
+        plain = [given._values if isinstance(given, Element) else given for given in inputs]
+        return getattr(ufunc, method)(*plain, **options)
+
     def __iter__(self) -> Iterator[Any]:
         """Iterate over a vector's components, or a matrix's rows."""
         return (self[place] for place in range(len(self)))
@@ -219,6 +250,8 @@ class Element(metaclass=ElementType):
 
     def __getitem__(self, index: Any) -> Any:
         """Return a component as a Python number, a matrix's row as a vector, and a slice as a vector or a matrix."""
+        if any(isinstance(part, bool | np.bool_) for part in (index if isinstance(index, tuple) else (index,))):
+            raise NumbridgeIndexError(f"{type(self).__name__}: {index!r} is no index; pass ints or slices")
         try:
             found = self._values[index]
         except IndexError as error:
@@ -246,7 +279,7 @@ class Element(metaclass=ElementType):
 
     def __hash__(self) -> int:
         """Hash the components."""
-        return hash((type(self), self._values.tobytes()))
+        return hash((type(self), (self._values + 0).tobytes()))  # 0.0 for -0.0, which is equal
 
     def __float__(self) -> float:
         """Refuse: an element is no number."""
@@ -311,8 +344,12 @@ def _operated(name: str, *operands: Any) -> Any:
     return operate(name, *operands)
 
 
+def _type_restored(family: Family, extents: tuple[int, ...], scalar: str) -> ElementType:
+    return _element_type(family, extents, scalars.by_name(scalar))
+
+
 def _restored(family: Family, extents: tuple[int, ...], scalar: str, values: Any) -> Element:
-    made: Element = _element_type(family, extents, scalars.by_name(scalar))(values)
+    made: Element = _type_restored(family, extents, scalar)(values)
     return made
 
 
@@ -348,7 +385,7 @@ def _real_numbers(kind: ElementType, part: Any) -> NDArray[Any]:
         return part._values
     try:
         given = np.asarray(part)
-    except ValueError as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError is torch's
         raise NumbridgeValueError(f"{kind.__name__} cannot be made of this {type(part).__name__}: {error}") from None
     if given.dtype.kind in "OUSMmc" and not all(isinstance(number, numbers.Real) for number in given.flat):
         what = type(part).__name__ if given.ndim == 0 else f"{type(part).__name__} of {given.dtype}"
@@ -357,7 +394,7 @@ def _real_numbers(kind: ElementType, part: Any) -> NDArray[Any]:
         limits = np.iinfo(kind.scalar.numpy)
         outside = next((number for number in given.flat if not limits.min <= number <= limits.max), None)
         if outside is not None:
-            text = f"{kind.__name__} holds integers from {limits.min} to {limits.max}, and was given {outside}"
+            text = f"{kind.__name__} holds integers from {limits.min} to {limits.max}, and was given {shown(int(outside))}"
             raise NumbridgeValueError(f"{text}; take a vector or matrix of a wider type")
     return given
 
@@ -603,10 +640,11 @@ def matrix(shape: Sequence[int], dtype: Any = float) -> ElementType:
     return _element_type("matrix", extents, _component_scalar(dtype))
 
 
-def _checked(extents: tuple[int, ...]) -> tuple[int, ...]:
+def _checked(extents: tuple[Any, ...]) -> tuple[int, ...]:
+    extents = tuple([extent.item() if isinstance(extent, np.integer) else extent for extent in extents])
     if not all(type(extent) is int and extent > 0 for extent in extents) or math.prod(extents) > MAX_COMPONENTS:
         raise NumbridgeValueError(
-            f"an element type of shape {extents!r} cannot be: extents are positive ints, with at most {MAX_COMPONENTS} "
+            f"an element type of shape {shown(extents)} cannot be: extents are positive ints, with at most {MAX_COMPONENTS} "
             "components in all; use an array of another dimension"
         )
     return extents

@@ -55,6 +55,24 @@ def record_in(array):
 
 
 @native
+def announced(array, capsule):
+    """Tell the lender of a read-only Array, whose consumer may not heed the flag, and of one of elements, which may be records.
+
+    False with an exception.
+    """
+    lender, flags = load_i64(state(), nb.STATE_LENDER), load_i64(record_at(capsule), dl.RECORD_FLAGS)
+    if lender == 0 or (flags & dl.FLAG_READ_ONLY == 0 and flags >> dl.RECORD_INNER & 3 == 0):
+        return True
+    arguments = stack(16)
+    store_i64(arguments, 0, array)
+    answer = call_with(lender, arguments, 1, 0)
+    if answer == 0:
+        return False
+    decrease(answer)
+    return True
+
+
+@native
 def exchange_read_array(array, tensor):
     """``dltensor_from_py_object_no_sync``: refuses read-only arrays, since a ``DLTensor`` cannot say so."""
     capsule = record_in(array)
@@ -65,23 +83,10 @@ def exchange_read_array(array, tensor):
         message = text("numbridge: a read-only Array cannot be read through a DLTensor, which has no read-only flag")
         set_error(buffer_error(), message)
         return types.int32(-1)
+    if not announced(array, capsule):
+        return types.int32(-1)
     copy_tensor(record, tensor)
     return types.int32(0)
-
-
-@native
-def announced(array, capsule):
-    """Tell the lender of a read-only Array, since its consumer may not heed the flag; False with an exception."""
-    lender = load_i64(state(), nb.STATE_LENDER)
-    if lender == 0 or not load_i64(record_at(capsule), dl.RECORD_FLAGS) & dl.FLAG_READ_ONLY:
-        return True
-    arguments = stack(16)
-    store_i64(arguments, 0, array)
-    answer = call_with(lender, arguments, 1, 0)
-    if answer == 0:
-        return False
-    decrease(answer)
-    return True
 
 
 @native

@@ -1,10 +1,12 @@
 """What tapes and operators say to mistakes: the argument, what it was, what was wanted, and what to do."""
 
+import ctypes
 import sys
 
 import numba
 import numpy as np
 import pytest
+import torch
 from numba import cuda
 
 import numbridge as nb
@@ -351,3 +353,62 @@ def test_frameworks_that_are_not_installed(run_python):
                     raise AssertionError(text)
     """)
     assert said.split() == [framework for framework, asked in ASKED_FOR.items() for _ in asked]
+
+
+HUGE = 10**5000  # Python itself does not write it
+
+
+@nb.kernel
+def filled(y: nb.array[float], s: np.uint8):
+    i = nb.tid()
+    y[i] = s
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a: a[HUGE],
+        lambda a: a.reshape(HUGE),
+        lambda a: a.transpose(HUGE),
+        lambda a: nb.zeros((HUGE, 2)),
+        lambda a: nb.vec3i(HUGE, 0, 0),
+        lambda a: nb.vector(HUGE, float),
+        lambda a: nb.array(ptr=HUGE, shape=1),
+        lambda a: nb.array([1], ndim=HUGE),
+        lambda a: nb.copy(a, a, HUGE),
+        lambda a: nb.launch(filled, 1, [a, HUGE]),
+        lambda a: nb.launch(filled, HUGE, [a, 1]),
+        lambda a: nb.launch(filled, 1, [a, 1], block_dim=HUGE),
+    ],
+)
+def test_integers_of_many_digits_are_told_by_their_size(call):
+    with pytest.raises(nb.NumbridgeError, match="an integer of 16610 bits"):
+        call(nb.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda a: nb.array(ptr=ctypes.c_void_p(a.ptr), shape=1), "ptr is of type c_void_p; it must be an int"),
+        (lambda a: nb.array(ptr=1.5, shape=1), "ptr is of type float; it must be an int"),
+        (lambda a: nb.array(ptr=2**70, shape=1), "which is no address"),
+        (lambda a: nb.array(ptr=a.ptr, shape=1, strides=("a",)), r"strides are \('a',\); they must be ints"),
+        (lambda a: a.transpose(1.0, 0), r"axes are \(1\.0, 0\); they must be ints"),
+        (lambda a: a.__dlpack__(max_version=1), "max_version is 1; it must be a pair of ints"),
+        (lambda a: a.__dlpack__(dl_device=5), "dl_device is 5; it must be a pair of ints"),
+        (lambda a: nb.zeros((2**40, 2**40, 0)), "too large to address"),
+        (lambda a: nb.array([torch.ones(2, requires_grad=True)]), r"data cannot become an array: .*requires grad"),
+        (lambda a: nb.vec3(torch.ones(3, requires_grad=True)), "vec3 cannot be made of this Tensor: .*requires grad"),
+        (lambda a: nb.device_from_torch("xyz"), "torch_device is 'xyz', which torch refuses"),
+        (lambda a: nb.device_from_cupy("cpu"), r"device is 'cpu'; it must be a cupy\.cuda\.Device"),
+    ],
+)
+def test_what_would_fail_inside_is_refused_where_it_is_passed(call, text):
+    with pytest.raises(nb.NumbridgeError, match=text):
+        call(nb.zeros((2, 3)))
+
+
+def test_addresses_and_axes_of_numpy():
+    a = nb.array([[1.0, 2, 3], [4, 5, 6]])
+    assert nb.array(ptr=np.int64(a.ptr), shape=3, strides=8).list() == [1, 3, 5]
+    assert a.transpose(np.array([1, 0])).shape == a.transpose(None).shape == (3, 2)

@@ -10,6 +10,7 @@ import numbridge as nb
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.element_types.element_operations import OPERATIONS, expand
 from numbridge.kernels.element_types.elements import Element, by_number
+from numbridge.kernels.readers import describe
 
 RNG = np.random.default_rng(7)
 
@@ -913,3 +914,76 @@ def test_what_is_stored_is_evaluated_before_where():
     np.testing.assert_array_equal(y, [[0, 10, 0, 0]])
     nb.launch(swapped_into_a_row, 1, [y])
     np.testing.assert_array_equal(y, [[1, 2, 2, 0]])
+
+
+# ----------------------------------------------------------------------------------------------- as kernels, in Python
+
+
+BYTE_VECTOR = nb.vector(3, np.uint8)
+
+
+@nb.kernel
+def squared_bytes(a: nb.array[BYTE_VECTOR], o):
+    i = nb.tid()
+    o[i, 0], o[i, 1] = nb.dot(a[i], a[i]), nb.length_sq(a[i])
+
+
+@nb.kernel
+def squared_integers(a: nb.array[nb.vec3i], o):
+    i = nb.tid()
+    o[i, 0], o[i, 1] = nb.dot(a[i], a[i]), nb.length_sq(a[i])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "v"), [(squared_bytes, BYTE_VECTOR(250, 3, 9)), (squared_integers, nb.vec3i(2**17, 1, 2))]
+)
+@pytest.mark.parametrize("on_cuda", [False, True])
+def test_numbers_of_integer_vectors_are_of_their_type_everywhere(kernel, v, on_cuda):
+    a, o = np.array([v.numpy()]), np.zeros((1, 2), np.int64)
+    if on_cuda:
+        with emulated_cuda() as device:
+            nb.launch(kernel, 1, [device.on_device(a), device.on_device(o)])
+    else:
+        nb.launch(kernel, 1, [a, o])
+    assert o.tolist() == [[nb.dot(v, v), nb.length_sq(v)]] == [[int((v.numpy() * v.numpy()).sum(dtype=a.dtype))] * 2]
+
+
+@pytest.mark.parametrize(
+    "multiply", [lambda v: v * 1.5, lambda v: 1.5 * v, lambda v: np.float32(2) * v, lambda v: v // 2.0]
+)
+def test_integer_vectors_take_no_floats(multiply):
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"of (vec3i and \w+|\w+ and vec3i): the components of vec3i are integers"
+    ):
+        multiply(nb.vec3i(1, 2, 3))
+    assert nb.vec3i(1, 2, 3) * np.int8(2) == nb.vec3i(2, 4, 6) == np.int64(2) * nb.vec3i(1, 2, 3)
+
+
+def test_numbers_of_numpy_scale_from_both_sides():
+    v = nb.vec3(1, 2, 3)
+    assert [x * v for x in (np.float32(2), np.float64(2), np.int64(2), 2)] == [v * 2] * 4
+    # NumPy's arrays broadcast, and its functions take the components.
+    assert (np.ones((2, 3)) + v).tolist() == [[2, 3, 4]] * 2 and (np.ones(3) * v).tolist() == [1, 2, 3]
+    assert np.sqrt(nb.vec2(4, 9)).tolist() == [2, 3] and np.add.reduce(v) == 6
+
+
+def test_equal_values_have_equal_hashes():
+    p, q = nb.vec3(0.0, 1, 2), nb.vec3(-0.0, 1, 2)
+    assert p == q and hash(p) == hash(q) and {p: 1}[q] == 1 and hash(p) != hash(nb.vec3(1, 0, 2))
+
+
+@pytest.mark.parametrize("index", [True, np.True_, (0, False)])
+def test_a_truth_value_is_no_index(index):
+    with pytest.raises(nb.NumbridgeIndexError, match="is no index; pass ints or slices"):
+        nb.mat22(1, 2, 3, 4)[index]
+
+
+def test_types_are_pickled_by_what_they_are():
+    records = nb.zeros(1, np.dtype([("x", "f4")]))
+    kinds = [nb.vec3, nb.quat, nb.vector(5, np.float64), nb.matrix((2, 7), np.uint8), Element]
+    for value in (kinds, nb.array1d[kinds[2]], describe(records).element):
+        assert pickle.loads(pickle.dumps(value)) == value
+
+
+def test_lengths_of_numpy_are_lengths():
+    assert nb.vector(np.int64(3), float) is nb.vec3 and nb.matrix(np.array([2, 2]), float) is nb.mat22

@@ -63,6 +63,18 @@ class TestConstruction:
             nb.array([2**40])
         assert nb.array([2**40], dtype=nb.int64).item() == 2**40
 
+    def test_large_integers_stay_integers(self):
+        for data in ([2**53 + 1, 2**63], [[1], [2**64 - 1]], (np.uint64(2**63), 2**53 + 1)):
+            found = nb.array(data)
+            assert found.dtype == nb.uint64 and found.list() == list(data)
+        for data in ([-1, 2**63], (np.int64(-1), np.uint64(2**63))):
+            with pytest.raises(
+                nb.NumbridgeValueError, match=r"neither int64 nor uint64 holds together; ask for dtype=nb\.float64"
+            ):
+                nb.array(data)
+        assert nb.array([-1, 2**63], dtype=nb.float64).list() == [-1, 2.0**63]
+        assert nb.array([1, 0.5]).dtype == nb.float32
+
     @pytest.mark.parametrize("data", [[[1], [1, 2]], [300]])
     def test_impossible_lists(self, data):
         with pytest.raises(nb.NumbridgeValueError, match="data cannot become an array"):
@@ -584,7 +596,9 @@ def test_arrays_with_a_rank():
 def test_expanded_views_are_not_written(operation, write):
     base = torch.zeros(1)
     a = nb.from_torch(base.expand(3))
-    with pytest.raises(nb.BufferAccessError, match=rf"^{operation} would write to .*an expanded view .* strides \(0,\)"):
+    with pytest.raises(
+        nb.BufferAccessError, match=rf"^{operation} would write to .*an expanded view .* strides \(0,\)"
+    ):
         write(a)
     assert base.item() == 0 and not nb.explain(a).writable and not nb.explain(base.expand(3)).writable
     assert nb.explain(base.expand(1)).writable
@@ -592,7 +606,9 @@ def test_expanded_views_are_not_written(operation, write):
 
 def test_a_leaf_is_not_written_outside_of_no_grad():
     leaf = torch.ones(3, requires_grad=True)
-    with pytest.raises(nb.BufferAccessError, match=r"^copy would write to dest: it is a leaf tensor that requires grad"):
+    with pytest.raises(
+        nb.BufferAccessError, match=r"^copy would write to dest: it is a leaf tensor that requires grad"
+    ):
         nb.copy(leaf, np.arange(3, dtype=np.float32))
     assert not nb.explain(leaf).writable
     with torch.no_grad():
@@ -606,3 +622,27 @@ def test_the_item_of_an_array_of_records_is_a_record():
     assert found.dtype == values.dtype and found.tolist() == (2.5, 8)
     with pytest.raises(nb.NumbridgeTypeError, match="only a 0-d array of integers is an index"):
         range(3)[nb.array(np.array(1, [("x", "i4")]))]
+
+
+RECORDS = np.dtype([("x", "f4"), ("y", "i4")])
+
+
+def test_records_become_those_of_another_dtype_in_a_copy():
+    values = np.array([(1.5, 7), (2.5, 8)], RECORDS)
+    wider = np.dtype([("a", "f8"), ("b", "i8")])
+    for given in (values, nb.from_numpy(values)):
+        made = nb.array(given, dtype=wider)
+        assert made.numpy().dtype == wider and made.list() == [(1.5, 7), (2.5, 8)]
+    with pytest.raises(nb.ConversionError, match=r"cannot become dtype\(\[\('a', '<f4'\)\]\)"):
+        nb.array(values, dtype=np.dtype([("a", "f4")]))
+
+
+def test_bytes_become_records_in_a_view():
+    values = np.array([(1.5, 7), (2.5, 8)], RECORDS)
+    shown = torch.from_numpy(values.view(np.uint8).reshape(2, -1))
+    for a in (nb.asarray(shown).view(RECORDS), nb.asarray(shown.reshape(-1)).view(RECORDS)):
+        assert a.shape == (2,) and a.ptr == values.ctypes.data and a.list() == values.tolist()
+    with pytest.raises(nb.NumbridgeValueError, match="no whole number"):
+        nb.asarray(shown[:, :7]).view(RECORDS)
+    with pytest.raises(nb.ConversionError, match=r"the data is uint8 .*\.view\(dtype\) shows bytes as records"):
+        nb.asarray(shown, dtype=RECORDS)

@@ -223,3 +223,47 @@ def test_every_constructor_takes_components_as_fields(make):
     frames = np.zeros(2, [("m", "f4", (3, 3))])
     frames["m"] = np.arange(18).reshape(2, 3, 3)
     assert (make(frames, dtype=nb.mat33).numpy() == frames["m"]).all()
+
+
+def test_an_index_is_one_of_elements_in_reading_and_writing():
+    a = nb.zeros((2, 2), nb.vec3)
+    for key in ((0, 1, 2), (0, 1, ..., 0), (np.ones((2, 2), bool), 0)):
+        with pytest.raises(nb.NumbridgeIndexError, match="3 indices for an array of vec3 with 2 dimensions"):
+            a[key] = 5
+    with pytest.raises(nb.NumbridgeIndexError, match="3 indices for an array with 2 dimensions"):
+        a[0, 1, 2]
+    a[..., 1] = 5
+    assert a.numpy()[..., 0].tolist() == [[0, 5], [0, 5]] and a[..., 1].numpy().tolist() == [[5] * 3] * 2
+    a[[True, False]] = nb.vec3(1, 2, 3)
+    a[[1, 1], [0, 1]] = nb.vec3(4, 5, 6)
+    assert a.numpy().tolist() == [[[1, 2, 3]] * 2, [[4, 5, 6]] * 2]
+    a.view(nb.float32)[..., 2] = 0
+    assert a[1, 1].item() == nb.vec3(4, 5, 0)
+
+
+@pytest.mark.parametrize("make", [nb.array, nb.asarray, nb.clone])
+def test_a_value_becomes_an_array_without_dimensions(make):
+    for value in (nb.vec3(1, 2, 3), nb.mat22(1, 2, 3, 4)):
+        a = make(value)
+        assert a.shape == () and a.dtype is type(value) and a.item() == value
+    assert nb.zeros_like(nb.vec3(1, 2, 3)).item() == nb.vec3() and nb.array(nb.vec2(1, 2), dtype=float).list() == [1, 2]
+    assert nb.array(nb.vec3(1, 2, 3), dtype=nb.vec3d).item() == nb.vec3d(1, 2, 3)
+    with pytest.raises(nb.BufferAccessError, match="a vec3 has no memory to share"):
+        nb.array(nb.vec3(), copy=False)
+
+
+def test_an_element_of_an_array_fills_another():
+    a = nb.full(2, nb.full(1, nb.vec3(1, 2, 3))[0])
+    assert a.dtype is nb.vec3 and a.numpy().tolist() == [[1, 2, 3]] * 2
+
+
+def test_numbers_of_elements_are_copied_from_and_to_their_last_dimensions():
+    a, rows = nb.zeros(2, nb.vec3), np.arange(6, dtype=np.float32).reshape(2, 3)
+    nb.copy(a, rows)
+    back = np.zeros((2, 3), np.float32)
+    nb.copy(back, a)
+    assert back.tolist() == rows.tolist() == a.numpy().tolist()
+    records, words = np.ones(2, [("x", "f4"), ("y", "i4")]), np.zeros((2, 2), np.uint32)
+    for dest, src in ((words, records), (records, words)):
+        with pytest.raises(nb.NumbridgeValueError, match="they must be equal"):
+            nb.copy(dest, src)

@@ -6,6 +6,7 @@ import array
 
 import numpy as np
 import pytest
+import torch
 
 import numbridge as nb
 from numbridge.bridges.bridge import bridge_for_type, bridge_named
@@ -112,7 +113,11 @@ class TestAsarray:
             ({}, nb.NumbridgeTypeError, "builtins.dict is no array"),
             ("text", nb.NumbridgeTypeError, "builtins.str is no array"),
             (Interface(strides=(6,)), nb.BufferAccessError, r"strides \(6,\) bytes.*no multiples of its item size 4"),
-            (Interface(strides=(4.5,)), nb.BufferAccessError, r"the strides \(4.5,\) in its array interface; wanted int"),
+            (
+                Interface(strides=(4.5,)),
+                nb.BufferAccessError,
+                r"the strides \(4.5,\) in its array interface; wanted int",
+            ),
             (Interface(shape=("4",)), nb.BufferAccessError, r"the shape \('4',\) in its array interface; wanted int"),
             (Interface(data=bytes(16), offset=0.5), nb.BufferAccessError, "the offset .* interface; wanted integers"),
             (Interface(mask=object()), nb.BufferAccessError, "has a mask in its array interface"),
@@ -128,7 +133,20 @@ class TestAsarray:
             (Unwilling(), nb.BufferAccessError, "cannot be read: RuntimeError: there is no ndim"),
         ],
         ids=[
-            *("object", "dict", "str", "strides", "fractions", "text", "fraction", "mask", "negative", "too many strides", "no address", "too small"),
+            *(
+                "object",
+                "dict",
+                "str",
+                "strides",
+                "fractions",
+                "text",
+                "fraction",
+                "mask",
+                "negative",
+                "too many strides",
+                "no address",
+                "too small",
+            ),
             *("offset", "backwards", "typestr", "no typestr", "too many dimensions", "unwilling"),
         ],
     )
@@ -244,3 +262,62 @@ class TestBridges:
         assert [n for n in (*uniform, *own, f"from_{name}", f"to_{name}") if not callable(getattr(room, n, None))] == []
         assert name == room.NAME
         assert bridge_for_type(int) is None
+
+
+RECORDS = np.array([(1.5, 7), (2.5, 8)], [("x", "f4"), ("y", "i4")])
+
+
+@pytest.mark.parametrize(
+    ("name", "hand_on"),
+    [
+        ("torch", nb.to_torch),
+        ("torch", lambda a: nb.convert(a, "torch")),
+        ("JAX", nb.to_jax),
+        ("Paddle", nb.to_paddle),
+        ("CuPy", nb.to_cupy),
+        ("DLPack", nb.to_dlpack),
+        ("DLPack", lambda a: a.__dlpack__(max_version=(1, 0))),
+        ("DLPack", np.from_dlpack),
+        ("DLPack", torch.from_dlpack),  # by the exchange table
+    ],
+)
+@pytest.mark.parametrize("make", [nb.array, nb.from_numpy, lambda values: nb.from_numpy(values)[::-1][::-1]])
+def test_records_do_not_become_words(name, hand_on, make):
+    with pytest.raises(
+        nb.ConversionError, match=rf"^{name} has no records, such as dtype.*; convert one of the fields"
+    ):
+        hand_on(make(RECORDS))
+    assert np.asarray(make(RECORDS)).tolist() == RECORDS.tolist()
+
+
+class Table:
+    """A producer with ``__array__`` alone, of records."""
+
+    def __init__(self, **fields):
+        self.values = np.array([(1.5, 2), (3.5, 4)], np.dtype([*fields.items()]))
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+@nb.kernel
+def added(p, o):
+    i = nb.tid()
+    o[i] = p[i].x + p[i].y
+
+
+def test_records_come_through_array_methods():
+    table, o = Table(x="f4", y="f8"), np.zeros(2)
+    found = nb.asarray(table)
+    assert found.read_only and found.list() == table.values.tolist() and nb.array(table).writable
+    nb.launch(added, 2, [table, o])
+    assert o.tolist() == [3.5, 7.5]
+    with pytest.raises(nb.ConversionError, match="holds Python objects"):
+        nb.asarray(Table(x="f4", y="O"))
+
+
+def test_the_owner_of_a_buffer_that_is_too_small_is_named():
+    with pytest.raises(
+        nb.BufferAccessError, match=r"test_convert\.Interface has elements .* outside of its buffer of 8 bytes"
+    ):
+        nb.asarray(Interface(data=bytearray(8)))

@@ -107,7 +107,7 @@ def test_read_only_memory_of_any_owner_is_not_written(name, share):
     assert not x.any() and nb.asarray(part).read_only
     del part
     gc.collect()
-    if share is torch.from_dlpack and name != "array":  # Paddle lets go of memory when it pleases, and x still lives
+    if share is torch.from_dlpack:  # Paddle lets go of memory when it pleases
         assert set(leases._lent) == before
 
 
@@ -135,9 +135,26 @@ def test_what_is_merely_read_only_may_be_written_under_its_own_name(consumer):
     assert not x.any()
     nb.launch(fill, 8, [x])
     assert x.tolist() == [5.0] * 8
-    del tensor, locked
+    del tensor
     gc.collect()
     assert set(leases._lent) == before
+
+
+@pytest.mark.parametrize("consumer", [torch, tvm_ffi], ids=lambda module: module.__name__)
+def test_what_is_merely_read_only_may_be_written_under_any_name_once_nobody_has_it(consumer):
+    x = np.zeros(8, np.float32)
+    locked = x.view()
+    locked.flags.writeable = False
+    held = consumer.from_dlpack(nb.from_numpy(locked))
+    part = nb.asarray(held)[2:]
+    del held
+    gc.collect()
+    with pytest.raises(nb.BufferAccessError, match="read-only"):  # a name that cannot be told from the one that is lent
+        nb.launch(fill, 8, [torch.from_numpy(x)])
+    del part
+    gc.collect()
+    nb.launch(fill, 8, [torch.from_numpy(x)])
+    assert x.tolist() == [5.0] * 8 and not nb.from_numpy(locked).writable
 
 
 def test_memory_may_be_written_once_the_lease_has_ended():

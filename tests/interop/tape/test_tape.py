@@ -968,3 +968,24 @@ def test_a_gradient_that_cannot_be_added_to_is_refused_before_any_is():
     second.grad = None
     tape.backward(grads={y: np.ones(3), z: np.ones(3)})
     assert first.grad.tolist() == second.grad.tolist() == [2.0] * 3
+
+
+def test_a_gradient_of_text_is_refused():
+    x, y = leaf(1.0, 2.0), fresh(2)
+    with nb.Tape() as tape:
+        nb.launch(square, 2, [x], [y])
+    with pytest.raises(nb.NumbridgeTypeError, match="the gradient is an array of <U1; give one of numbers"):
+        tape.backward(grads={y: np.array(["a", "b"])})
+
+
+def test_a_tensor_that_is_turned_meanwhile_is_told_of():
+    x, y = torch.ones(2, 3, requires_grad=True), nb.zeros((2, 3))
+    a = nb.from_torch(x)
+    with torch.no_grad():
+        x.t_()
+    with nb.Tape() as tape:
+        nb.launch(square_2d, (2, 3), [a], [y])
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"array of shape \(2, 3\) has shape \(3, 2\); its tensor has been given"
+    ):
+        tape.backward(grads={y: np.ones((2, 3))})
