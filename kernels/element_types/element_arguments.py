@@ -11,7 +11,7 @@ import numpy as np
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.element_types.elements import ElementType
-from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, shown
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
@@ -149,7 +149,7 @@ def check_value(where: str, annotation: Any, argument: Any, found: Description) 
         if found.is_array and not found.has(nb.UNSURE) and _is_value(annotation.element, found):
             return annotation.element
     name = annotation.element.name if isinstance(annotation, ElementAnnotation) else repr(annotation)
-    got = array_text(found) if found.is_array else f"{argument!r}"
+    got = array_text(found) if found.is_array else shown(argument)
     hint = f"pass nb.{name}(...)" if isinstance(annotation, ElementAnnotation) else "pass what the annotation says"
     if isinstance(annotation, ElementAnnotation) and _is_laid_out_otherwise(annotation.element, found):
         got += f" and strides {found.strides} bytes at the address {found.data:#x}"

@@ -394,7 +394,9 @@ def _real_numbers(kind: ElementType, part: Any) -> NDArray[Any]:
         limits = np.iinfo(kind.scalar.numpy)
         outside = next((number for number in given.flat if not limits.min <= number <= limits.max), None)
         if outside is not None:
-            text = f"{kind.__name__} holds integers from {limits.min} to {limits.max}, and was given {shown(int(outside))}"
+            text = (
+                f"{kind.__name__} holds integers from {limits.min} to {limits.max}, and was given {shown(int(outside))}"
+            )
             raise NumbridgeValueError(f"{text}; take a vector or matrix of a wider type")
     return given
 

@@ -364,6 +364,12 @@ def filled(y: nb.array[float], s: np.uint8):
     y[i] = s
 
 
+@nb.kernel
+def taken(y: nb.array[float], v: nb.vec3):
+    i = nb.tid()
+    y[i] = v.x
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -379,6 +385,7 @@ def filled(y: nb.array[float], s: np.uint8):
         lambda a: nb.launch(filled, 1, [a, HUGE]),
         lambda a: nb.launch(filled, HUGE, [a, 1]),
         lambda a: nb.launch(filled, 1, [a, 1], block_dim=HUGE),
+        lambda a: nb.launch(taken, 1, [a, HUGE]),
     ],
 )
 def test_integers_of_many_digits_are_told_by_their_size(call):
