@@ -107,8 +107,9 @@ _LIMITS: dict[str | None, str] = {"a": "a", "a_min": "a_min", "a_max": "a_max", 
 _TEXT = "kernels make no text; print(...) takes text and numbers apart"
 _MEMORY = "kernels have no memory for that; take a tuple, a loop, or cuda.local.array for something to write into"
 _NOT_THERE = {
-    **dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT),
+    **dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct", "chr"), _TEXT),
     **dict.fromkeys(("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY),
+    "hash": "kernels hash nothing; write the arithmetic, as in (31 * a + b) % n",
     "reversed": "count down in a loop, as in range(n - 1, -1, -1)",
     "any": "write conditions with `or`, or a generator, any(... for ... in ...)",
     "all": "write conditions with `and`, or a generator, all(... for ... in ...)",

@@ -452,6 +452,8 @@ def made(statement, names=AROUND):
                 "x[i] = (y[i], 1.0)[y[i] > 0]",
             )
         ),
+        ("x['a'] = y[i]", "an index is an integer, and this is text, which names a field of a record; this array has none"),
+        ("x[i] = y['a']", "an index is an integer, and this is text"),
         # Names
         ("x[i] = y[i] * later; later = 2.0", "'later' is read here where nothing has been assigned to it yet"),
         ("v = nb.vec3(y[i]); v.xy = 1.0; x[i] = v[0]", "a vec3 has no part 'xy' that is assigned to; assign to comp"),
@@ -536,6 +538,8 @@ def test_a_function_chosen_on_the_way_is_none_for_cuda():
             "x[i] = all((y[i] > 0, i > 1))",
             r"all\(...\) cannot be called in a kernel: write conditions with `and`, or a generator, all\(",
         ),
+        ("x[i] = chr(65)", r"chr\(...\) cannot be called in a kernel: kernels make no text"),
+        ("x[i] = hash(i)", r"hash\(...\) cannot be called in a kernel: kernels hash nothing; write the arithmetic"),
         ("a = list(y)", r"list\(...\) cannot be called in a kernel: kernels have no memory"),
         *(
             (f"x[i] = np.clip({given})", r"np.clip\(a, a_min, a_max\) in a kernel takes a number and its limits")
