@@ -94,7 +94,9 @@ def _parse(function: FunctionType, role: Role, file: list[str] | None) -> tuple[
     file = file_of(function) if file is None else file
     read = lines_of(code, file)
     if read is None:
-        raise KernelError(f"the source of {where} cannot be read; it must be in a file or a notebook cell. {_remedy(code.co_filename)}")
+        raise KernelError(
+            f"the source of {where} cannot be read; it must be in a file or a notebook cell. {_remedy(code.co_filename)}"
+        )
     lines, first = read
     if is_lambda and file is not None:
         lines, first = file, 1

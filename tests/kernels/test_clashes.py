@@ -160,6 +160,7 @@ APART = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("body", "axis"), TOGETHER)
 def test_what_threads_change_together(body, axis):
     found = launched(f"{HEAD}\n{body}", (4, 3))

@@ -452,7 +452,10 @@ def made(statement, names=AROUND):
                 "x[i] = (y[i], 1.0)[y[i] > 0]",
             )
         ),
-        ("x['a'] = y[i]", "an index is an integer, and this is text, which names a field of a record; this array has none"),
+        (
+            "x['a'] = y[i]",
+            "an index is an integer, and this is text, which names a field of a record; this array has none",
+        ),
         ("x[i] = y['a']", "an index is an integer, and this is text"),
         # Names
         ("x[i] = y[i] * later; later = 2.0", "'later' is read here where nothing has been assigned to it yet"),
