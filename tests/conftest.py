@@ -1,6 +1,6 @@
 """What all tests share.
 
-Every kernel that a test launches on the CPU is also compiled for CUDA, to a cubin of one of four architectures: its text decides of
+Every kernel that a test launches on the CPU is also compiled for CUDA, to a cubin of one of four architectures: its text decides
 which. Of cases that are much alike, one of a few is run: ``@pytest.mark.one_in(3)``. ``nox -s thorough`` runs all cases, and
 compiles each kernel for all of these architectures. No GPU is needed for that.
 """
