@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
@@ -79,11 +78,11 @@ class Config:
 
     @kernel_cache_dir.setter
     def kernel_cache_dir(self, folder: str | os.PathLike[str] | None) -> None:
-        from numbridge.kernels.object_cache import private_folder
+        from numbridge.kernels.object_cache import named_folder, private_folder
 
         if folder == "" or (folder is not None and not isinstance(folder, str | os.PathLike)):
             raise NumbridgeTypeError(f"config.kernel_cache_dir: wanted a path or None, got {folder!r}")
-        chosen = None if folder is None else str(Path(folder).expanduser().absolute())
+        chosen = None if folder is None else str(named_folder(str(folder)).absolute())
         private_folder(chosen)
         self._kernel_cache_dir = chosen
 

@@ -44,9 +44,11 @@ __all__ = [
     "cuda_fingerprint",
     "digest",
     "generator_fingerprint",
+    "is_kept",
     "keep_text",
     "load",
     "machine_fingerprint",
+    "named_folder",
     "private_folder",
     "remember",
     "stored",
@@ -172,8 +174,9 @@ def private_folder(chosen: str | None) -> Path:
     NumbridgeError
         If there is no such folder, it belongs to another user, or others may write to it.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(chosen).expanduser() if chosen else base / "numbridge"
+    folder = named_folder(chosen) if chosen else _usual_folder()
+    if folder is None:
+        return _folder_of_process()
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -198,6 +201,37 @@ def private_folder(chosen: str | None) -> Path:
     return folder
 
 
+def named_folder(chosen: str) -> Path:
+    """Return a folder that was chosen for compiled code.
+
+    Raises
+    ------
+    NumbridgeError
+        If it begins with a home (``~``) that is not known.
+    """
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise NumbridgeError(
+            f"the cache folder {chosen!r} (NUMBRIDGE_CACHE_DIR or config.kernel_cache_dir) begins with a home that is not known; "
+            "write the whole path"
+        ) from error
+
+
+def _usual_folder() -> Path | None:
+    """Return where compiled code is kept if nothing else is chosen; None if there is no home."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(named) if named else Path.home() / ".cache") / "numbridge"
+    except RuntimeError:  # neither HOME nor the system's list of users names one
+        return None
+
+
+def is_kept(folder: Path) -> bool:
+    """Tell whether the folder of compiled code outlives the process."""
+    return not (_folder_of_process.cache_info().currsize and folder == _folder_of_process())
+
+
 @functools.cache
 def _folder_of_process() -> Path:
     """Return a folder for what the cache does not take, which is removed when the process ends."""
@@ -212,11 +246,12 @@ def _folder_of_process() -> Path:
 
 
 @functools.cache
-def _not_kept(folder: Path, reason: str | None) -> None:
-    """Say once that compiled code does not outlive the process."""
+def _not_kept(folder: Path | None, reason: str | None) -> None:
+    """Say once that compiled code does not outlive the process; there is no folder if there is no home."""
+    why = f"the cache folder {folder} cannot be written to ({reason})" if folder else "there is no home folder"
     warnings.warn(
-        f"compiled code is not kept: the cache folder {folder} cannot be written to ({reason}), so every process compiles "
-        "again; name another by NUMBRIDGE_CACHE_DIR or config.kernel_cache_dir",
+        f"compiled code is not kept: {why}, so every process compiles again; name another by NUMBRIDGE_CACHE_DIR or "
+        "config.kernel_cache_dir",
         NumbridgeWarning,
         stacklevel=callers_level(),
     )
@@ -225,6 +260,8 @@ def _not_kept(folder: Path, reason: str | None) -> None:
 def _put(name: str, data: bytes, *, is_code: bool) -> Path:
     """Write a file into the cache, or, where that takes nothing, into the folder of this process; return where it lies."""
     folder = cache_folder()
+    if is_code and not is_kept(folder):
+        _not_kept(_usual_folder(), "it cannot be made, or is not yours to read")
     try:
         _put_into(folder, name, data)
     except OSError as error:

@@ -1,11 +1,14 @@
-"""What all tests share. Every kernel that a test launches on the CPU is also compiled for CUDA, to a cubin of one architecture.
+"""What all tests share.
 
-It is one of four, taken by the kernel's text; ``nox -s thorough`` compiles each for all four. No GPU is needed for that.
+Every kernel that a test launches on the CPU is also compiled for CUDA, to a cubin of one of four architectures: its text decides
+which. Of cases that are much alike, one of a few is run: ``@pytest.mark.one_in(3)``. ``nox -s thorough`` runs all cases, and
+compiles each kernel for all of these architectures. No GPU is needed for that.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -25,8 +28,8 @@ from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import machine
 from numbridge.kernels.object_cache import cache_folder, digest, machine_fingerprint
-from some_cases import THOROUGH
 
+THOROUGH = os.environ.get("NUMBRIDGE_THOROUGH") == "1"
 ARCHITECTURES = ((7, 5), (8, 0), (9, 0), (10, 0))
 # What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; fields of records that are not aligned; printing
 # complex numbers and vectors; functions of numba.njit with a signature, and of numba.vectorize.
@@ -98,6 +101,32 @@ def compile_for_cuda(kernel, parameters, weak):
             (ptx,) = library.get_asm_strs(cc=capability)
         assert cuda.link(ptx, capability, emitted.entry)
     done.touch()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the cases that ``one_in`` does not take, where they are not asked for by name."""
+    if THOROUGH or any("[" in argument for argument in config.args):
+        return
+    left = [item for item in items if _is_left_out(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        out = {*left}
+        items[:] = [item for item in items if item not in out]
+
+
+def _is_left_out(item):
+    mark = item.get_closest_marker("one_in")
+    if mark is None:
+        return False
+    indices, numbers = dict(item.callspec.indices), []
+    for parameters in item.iter_markers("parametrize"):
+        given = parameters.args[0]
+        names = given.split(",") if isinstance(given, str) else given
+        # What is given together has one number.
+        first, *_ = [indices.pop(name.strip()) for name in names]
+        numbers.append(first)
+    # With several of them, each one's every value is among the cases that are left.
+    return sum([*numbers, *indices.values()]) % mark.args[0] != mark.kwargs.get("first", 0)
 
 
 def pytest_configure():

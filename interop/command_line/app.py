@@ -49,6 +49,14 @@ def _in_a_folder(file: Path | None) -> Path | None:
     return file
 
 
+def _two_files(output: Path | None) -> Path | None:
+    """Refuse a name of which one of the two files is a folder."""
+    for file in [] if output is None else [_beside(output, ".json"), _beside(output, ".svg")]:
+        if file.is_dir():
+            raise typer.BadParameter(f"{str(file)!r} is a folder; name another file")
+    return _in_a_folder(output)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Svg = Annotated[
     Path | None, typer.Option("--svg", help="Also draw it into this file.", dir_okay=False, callback=_in_a_folder)
@@ -165,7 +173,7 @@ def bench(
     as_json: Json = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write OUTPUT.json and OUTPUT.svg.", dir_okay=False, callback=_in_a_folder),
+        typer.Option("--output", "-o", help="Write OUTPUT.json and OUTPUT.svg.", dir_okay=False, callback=_two_files),
     ] = None,
     only: Annotated[str, typer.Option(help="Measure only work whose name contains this.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Take fewer rounds.")] = False,
@@ -179,12 +187,18 @@ def bench(
     rows, missing, failed = _measured(only, rounds)
     found = comparison.facts(rows, missing, rounds) | {"failed": failed}
     if output is not None:
-        output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        _beside(output, ".json").write_text(json.dumps(found, indent=1) + "\n")
         if rows:
-            output.with_suffix(".svg").write_text(bars_svg(rows, f"numbridge, {found['date']}", found["machine"]))
+            _beside(output, ".svg").write_text(bars_svg(rows, f"numbridge, {found['date']}", found["machine"]))
     _print_json(found) if as_json else _show_rows(found)
     if failed:
         raise typer.Exit(1)
+
+
+def _beside(output: Path, suffix: str) -> Path:
+    """Return the file of a name and a suffix; what follows another point is part of the name, as in ``run-1.2``."""
+    name = output.stem if output.suffix in (".json", ".svg") else output.name
+    return output.with_name(f"{name}{suffix}")
 
 
 def _measured(only: str, rounds: int) -> tuple[list[Row], dict[str, str], dict[str, str]]:

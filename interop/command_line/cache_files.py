@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from numbridge.kernels.errors import NumbridgeError
-from numbridge.kernels.object_cache import cache_folder
+from numbridge.kernels.object_cache import cache_folder, is_kept
 
-__all__ = ["clear", "contents", "lines"]
+__all__ = ["clear", "contents", "described", "lines"]
 
 # Object files and generated sources; somebody may have named a folder that holds files of their own.
 _OURS = re.compile(r"(\w+_)?[0-9a-f]{32}\.(o|py)")
@@ -27,6 +27,11 @@ def contents() -> dict[str, Any]:
         If the folder cannot be used.
     """
     folder = cache_folder()
+    if not is_kept(folder):
+        raise NumbridgeError(
+            "there is no folder that keeps compiled code: this user has no home that can be written to, so every process "
+            "compiles again; name one by NUMBRIDGE_CACHE_DIR"
+        )
     files = _files(folder)
     return {"folder": str(folder), "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
 
@@ -54,12 +59,13 @@ def _is_ours(file: Path) -> bool:
 
 def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what `contents` returned, for people."""
-    folder = found["folder"]
     return [
-        ("folder", f"{folder}, which cannot be written to" if _takes_nothing(folder) else folder),
+        ("folder", described(found["folder"])),
         ("files", f"{found['files']}, {found['bytes'] / 1e6:.1f} MB"),
     ]
 
 
-def _takes_nothing(folder: str) -> bool:
-    return os.path.isdir(folder) and not os.access(folder, os.W_OK)
+def described(folder: str) -> str:
+    """Return a folder, with whether it takes nothing."""
+    takes_nothing = os.path.isdir(folder) and not os.access(folder, os.W_OK)
+    return f"{folder}, which cannot be written to" if takes_nothing else folder

@@ -100,7 +100,7 @@ def _equal(found: Any, wanted: Any, what: str) -> None:
 
 def _cache() -> str:
     found = cache_files.contents()
-    return f"{found['folder']}, {found['files']} files"
+    return f"{cache_files.described(found['folder'])}, {found['files']} files"
 
 
 def _framework(name: str) -> str:
@@ -140,8 +140,8 @@ def _tape() -> str:
     with nb.Tape() as tape:
         nb.launch(square, 3, [x], [y])
     tape.backward(grads={y: [1.0, 1.0, 1.0]})
-    _equal(x.grad.numpy(), [2, 4, 6], "d(x²)/dx")
-    return "d(x²)/dx = 2 x"
+    _equal(x.grad.numpy(), [2, 4, 6], "d(x * x)/dx")
+    return "d(x * x)/dx = 2 x"
 
 
 @functools.cache
@@ -152,7 +152,7 @@ def _torch_square() -> Any:
 def _torch() -> str:
     x = nb.convert(nb.array([1.0, 2.0, 3.0], device="cpu"), "torch").clone().requires_grad_()
     _torch_square()(x).sum().backward()
-    _equal(x.grad.numpy(), [2, 4, 6], "d(x²)/dx")
+    _equal(x.grad.numpy(), [2, 4, 6], "d(x * x)/dx")
     return "torch_op and backward()"
 
 
@@ -160,7 +160,7 @@ def _paddle() -> str:
     x = nb.convert(nb.array([1.0, 2.0, 3.0], device="cpu"), "paddle").clone()
     x.stop_gradient = False
     nb.paddle_op(square, outputs=["y"])(x).sum().backward()
-    _equal(x.grad.numpy(), [2, 4, 6], "d(x²)/dx")
+    _equal(x.grad.numpy(), [2, 4, 6], "d(x * x)/dx")
     return "paddle_op and backward()"
 
 
@@ -181,8 +181,8 @@ def _grad() -> str:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         first = jax.grad(lambda x: f(x)[0].sum())(jax.numpy.arange(3.0))
         second = jax.hessian(lambda x: f(x)[0].sum())(jax.numpy.arange(3.0))
-    _equal(first, [0, 2, 4], "d(x²)/dx")
-    _equal(second, 2 * np.eye(3), "the Hessian of the sum of x²")
+    _equal(first, [0, 2, 4], "d(x * x)/dx")
+    _equal(second, 2 * np.eye(3), "the Hessian of the sum of x * x")
     return "first and second order"
 
 

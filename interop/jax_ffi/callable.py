@@ -20,6 +20,7 @@ import numpy as np
 
 from numbridge.arrays.array import Array
 from numbridge.arrays.creation import making
+from numbridge.bridges.installed import needed
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.alone import run_eagerly
 from numbridge.jax_ffi.asked_dims import asked, given_dims
@@ -151,6 +152,7 @@ def jax_callable(
     """
     if not callable(func):
         raise NumbridgeTypeError(f"jax_callable: wanted a function, got {func!r}")
+    needed("jax")
     what = f"function {getattr(func, '__name__', type(func).__name__)!r}"
     if not isinstance(graph_mode, GraphMode):
         raise NumbridgeTypeError(f"{what}: graph_mode is {graph_mode!r}; it must be a GraphMode, such as GraphMode.JAX")

@@ -202,13 +202,13 @@ class _Builder(Iteration):
         if not self.prints:
             return
         text, numbers = ast.unparse(call.args[0]), call.args[1]
-        assert isinstance(numbers, ast.Starred) and isinstance(numbers.value, ast.Call)
-        (values,) = numbers.value.args
+        assert isinstance(numbers, ast.Call)
+        (values,) = numbers.args
         assert isinstance(values, ast.Tuple)
         given = [self._value(value) for value in values.elts]
         escaped = text.replace("{", "{{").replace("}", "}}")
         places = "".join(f"{{{k}}}, " for k in range(len(given)))
-        self.add(Effect(f"_nb_print({escaped}, *_nb_numbers(({places})))", given))
+        self.add(Effect(f"_nb_print({escaped}, _nb_numbers(({places})))", given))
 
     # Branches
 

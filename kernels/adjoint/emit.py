@@ -205,8 +205,8 @@ def _printed(found: re.Match[str]) -> str:
     call = parsed_expression(found[0])
     assert isinstance(call, ast.Call)
     template, numbers = call.args
-    assert isinstance(template, ast.Call) and isinstance(numbers, ast.Starred) and isinstance(numbers.value, ast.Call)
-    (text,), (values,) = template.args, numbers.value.args
+    assert isinstance(template, ast.Call) and isinstance(numbers, ast.Call)
+    (text,), (values,) = template.args, numbers.args
     assert isinstance(values, ast.Tuple)
     given = iter(values.elts)
     pieces = json.loads(ast.literal_eval(text))

@@ -207,6 +207,8 @@ class Scope(Construct, ABC):
         if made is None:
             listed = ", ".join(map(kind_name, arguments))
             name = function.text.partition("(")[0]
-            what = f"{name} does not take" if name.replace(".", "").isidentifier() else "Numba has no such operation for"
+            what = (
+                f"{name} does not take" if name.replace(".", "").isidentifier() else "Numba has no such operation for"
+            )
             raise self._refused(node, f"{what} ({listed})")
         return made

@@ -331,9 +331,11 @@ def _what_it_takes(name: str, kinds: list[str]) -> str:
 
 
 def _of_fraction(index: str) -> str | None:
-    """Return what is wrong with an index that is, or has, a floating-point number or a truth value."""
+    """Return what is wrong with an index that is, or has, a floating-point number, a truth value or text."""
     if "element(" in index:
         return None
+    if re.search(r"Literal\[str\]|\bunicode_type\b", index):
+        return "an index is an integer, and this is text, which names a field of a record; this array has none"
     if re.search(r"(?<!array\()\bbool(ean)?\b", index):
         return "an index is an integer, and this is a bool; convert with int(...), or write an if"
     found = re.search(r"(?<!array\()\bfloat\d+\b", index)

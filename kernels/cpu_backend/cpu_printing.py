@@ -65,15 +65,16 @@ def _count(kind: Any) -> int:
 
 @intrinsic
 def numbers(typing_context: Any, values: Any) -> Any:
-    """Write a tuple of numbers to the stack; return their address and how many there are."""
+    """Write to the stack how many numbers there are in a tuple, and these; return the address."""
     if not isinstance(values, types.BaseTuple):
         return None
     total = sum(_count(types.unliteral(kind)) for kind in values)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
-        block = cgutils.alloca_once(builder, word, size=max(WORDS * total, 1))
-        place = 0
+        block = cgutils.alloca_once(builder, word, size=1 + WORDS * total)
+        builder.store(ir.Constant(word, total), block)
+        place = 1
         for k, kind in enumerate(values):
             value = builder.extract_value(arguments[0], k)
             for number, words in _parts(context, builder, types.unliteral(kind), value):
@@ -81,7 +82,6 @@ def numbers(typing_context: Any, values: Any) -> Any:
                     target = builder.gep(block, [ir.Constant(word, place + offset)])
                     builder.store(part, builder.bitcast(target, part.type.as_pointer()))
                 place += WORDS
-        result = [builder.ptrtoint(block, word), ir.Constant(word, total)]
-        return context.make_tuple(builder, signature.return_type, result)
+        return builder.ptrtoint(block, word)
 
-    return types.UniTuple(types.int64, 2)(values), generate
+    return types.int64(values), generate

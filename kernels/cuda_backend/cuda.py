@@ -40,7 +40,7 @@ from numbridge.kernels.element_types import numba_element_memory, numba_element_
 from numbridge.kernels.element_types.component_range import check_components
 from numbridge.kernels.element_types.numba_records import numba_record, register_copies, with_own_records
 from numbridge.kernels.element_types.record_fields import field
-from numbridge.kernels.errors import KernelError
+from numbridge.kernels.errors import DeviceError, KernelError
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE, HALVES
 from numbridge.kernels.language.static_names import import_of_numba_cuda, is_dispatcher
 from numbridge.kernels.object_cache import Compiled
@@ -54,6 +54,7 @@ _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 _ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(([^)]*)\)")
 _PARAMETER = re.compile(r"([\w$]+)(?:\[\d+\])?\s*$")
 # nvJitLink's refusal of PTX that is newer than it
+_LIBRARY = re.compile(r"libnv\w+")
 _SHARED = re.compile(r"too much shared data \((0x[0-9a-f]+) bytes, (0x[0-9a-f]+) max\)")
 _VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
 # Of what numba.cuda allocates arrays with, which needs a runtime on the device
@@ -159,6 +160,21 @@ def _nvrtc_errors() -> tuple[type[BaseException], ...]:
 
 
 @contextlib.contextmanager
+def _toolkit_of(kernel: str) -> Iterator[None]:
+    """Say what brings the libraries of CUDA's toolkit that compile a kernel, where one is not found."""
+    from cuda.pathfinder import DynamicLibNotFoundError
+
+    try:
+        yield
+    except DynamicLibNotFoundError as error:
+        library = _LIBRARY.search(str(error))
+        raise DeviceError(
+            f"kernel {kernel!r} is compiled for CUDA by {library[0] if library else 'its toolkit'}, which is not found here; "
+            "`pip install 'numbridge[cuda13]'` (or cuda12) brings it, and needs no GPU for that"
+        ) from error
+
+
+@contextlib.contextmanager
 def _without_driver() -> Iterator[None]:
     """Let NVRTC make code for the linker of CUDA C++: for PTX it asks the driver. `_for_capability` is around this."""
     original = nvrtc.compile
@@ -253,7 +269,15 @@ def compile_ptx(
         calls = linked_calls(cuda_target.target_context, lambda: _overloads(names, copies), in_process=False)
         capable = _for_capability(capability)
         declared = declared_calls(cuda_target.typing_context, _copied_on_cuda, everything=True)
-        with as_on_the_cpu(), capable, _without_driver(), _as_nvvm_wants(fused=fused), declared as copies, calls:
+        with (
+            _toolkit_of(entry),
+            as_on_the_cpu(),
+            capable,
+            _without_driver(),
+            _as_nvvm_wants(fused=fused),
+            declared as copies,
+            calls,
+        ):
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )
@@ -334,8 +358,11 @@ def link(ptx: str, capability: tuple[int, int], kernel: str, linked: Sequence[An
 
         objects.append(ObjectCode.from_library(find_static_lib("cudadevrt")))
     try:
-        options = LinkerOptions(arch=arch, link_time_optimization=late or None)
-        code: bytes = Linker(*objects, options=options).link("cubin").code
+        with _toolkit_of(kernel):
+            options = LinkerOptions(arch=arch, link_time_optimization=late or None)
+            code: bytes = Linker(*objects, options=options).link("cubin").code
+    except DeviceError:
+        raise
     except (nvJitLinkError, RuntimeError) as error:
         if _ALLOCATES in str(error):
             raise KernelError(f"kernel {kernel!r} does not compile on CUDA: {NO_MEMORY}") from error

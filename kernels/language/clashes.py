@@ -44,6 +44,11 @@ class Clash:
         What to write instead.
     place : str
         Where it stands: file, line, column, and the line with a caret.
+    fewest_axes : int
+        How many axes the array has at least, if a whole row or the whole array is changed; with fewer, it is a number of the
+        thread's own.
+    extents : tuple of Size, optional
+        Those of shared memory.
     """
 
     array: str
@@ -53,6 +58,8 @@ class Clash:
     text: str
     way: str
     place: str
+    fewest_axes: int = 0
+    extents: tuple[Size, ...] | None = None
 
     @property
     def memory(self) -> str:
@@ -67,20 +74,21 @@ class Clash:
     @property
     def spelling(self) -> str:
         """What a launch asks, as text."""
-        return f"{self.array} clash {[*map(str, self.needs)]}"
+        return f"{self.array} clash {self.fewest_axes} {[*map(str, self.needs)]}"
 
     def missing(self, known: Known, is_shorter: Callable[[Any, Any], bool | None]) -> bool | None:
         """Tell whether several threads of a launch clash; None where symbolic extents do not tell; see `Reach.missing`."""
-        if not self.is_shared and known.shape(self.array) is None:
-            return False  # a vector that is passed by value, of which each thread has its own
+        shape = known.shape(self.array) if self.extents is None else self.extents
+        if shape is None or len(shape) < self.fewest_axes:
+            return False  # a vector that is passed by value, or a number, of which each thread has its own
         return are_positive(self.needs, known, is_shorter)
 
     def refusal(self, dims: Sequence[Any]) -> str:
         """Return the end of the message about it."""
         along = f" along axis {self.axis}" if len(dims) > 1 else ""
         return (
-            f"threads{along} of a launch over {tuple(dims)} change one element, {self.text}, each as it finds it, so that "
-            f"changes are lost; {self.way}\n  {self.place}"
+            f"threads{along} of a launch over {tuple(dims)} change {'the same elements' if self.fewest_axes else 'one element'}, "
+            f"{self.text}, each as it finds it, so that changes are lost; {self.way}\n  {self.place}"
         )
 
 
@@ -90,8 +98,8 @@ class Change:
 
     Attributes
     ----------
-    element : ast.Subscript
-        The element.
+    element : ast.Subscript or ast.Name
+        The element; or a variable, as in ``a += b``, which changes all elements of an array.
     operation : str
         What is done: the name of an operator of Python's syntax, or ``min`` or ``max``.
     by : ast.expr, optional
@@ -100,13 +108,15 @@ class Change:
         Whether it is a component of the element that is changed, or a field.
     """
 
-    element: ast.Subscript
+    element: ast.Subscript | ast.Name
     operation: str
     by: ast.expr | None
     is_part: bool
 
     def way(self, labels: Mapping[str, str]) -> str:
         """Return what to write instead; `labels` are what names stand for in what its writer has written."""
+        if isinstance(self.element, ast.Name):
+            return "let one thread do it, or let each change its own element"
         atomic, array = _ATOMICS.get(self.operation), self.element.value
         if atomic is None or self.is_part or not isinstance(array, ast.Name):
             return "let one thread do it, or use an atomic operation"
@@ -141,8 +151,10 @@ def change_of(node: ast.stmt, is_builtin: Callable[[ast.expr, Any], bool]) -> Ch
     is_part = isinstance(target, ast.Attribute)
     while isinstance(target, ast.Attribute):  # a component of a vector, or a field of a record
         target = target.value
-    if not isinstance(target, ast.Subscript) or done not in (*_CHANGING, *_SETTLING):
+    if not isinstance(target, ast.Subscript | ast.Name) or done not in (*_CHANGING, *_SETTLING):
         return None
+    if isinstance(target, ast.Name) and not isinstance(node, ast.AugAssign):
+        return None  # another array is assigned to the variable
     return Change(target, done.__name__, None if done in _CHANGING else by, is_part)
 
 

@@ -115,7 +115,7 @@ class Values:
     def __init__(
         self, source: FunctionSource, callees: Callees, given: Given, around: tuple[FunctionSource, ...] = ()
     ) -> None:
-        self.source, self.callees, self.around = source, callees, (*around, source)
+        self.source, self.callees, self.around, self._given = source, callees, (*around, source), given
         names = [node.id for node in source.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         self._once = once = {name for name in names if names.count(name) == 1}
         self.meant: dict[str, ast.expr] = {}
@@ -153,6 +153,31 @@ class Values:
                 self.given[name] = self.given[value.id]
             elif value.id in self.memory:
                 self.memory[name] = self.memory[value.id]
+
+    def changed_whole(self, name: str) -> str | Memory | ast.Subscript | None:
+        """Return the array or the row that ``name += b`` changes: a parameter, memory, or how it was chosen; or None.
+
+        Where the name stands for a number, as a row of an array of one dimension is, another number is assigned to it.
+        """
+        stores, changes, given = 0, 0, []
+        for node in self.source.nodes:
+            match node:
+                case ast.Name(id=stored, ctx=ast.Store()) if stored == name:
+                    stores += 1
+                case ast.AugAssign(ast.Name(changed)) if changed == name:
+                    changes += 1
+                case ast.Assign([ast.Name(assigned)], value) if assigned == name:
+                    given.append(value)
+        if changes + len(given) < stores:
+            return None
+        if not given:
+            return self._given.arguments.get(name) or self._given.memory.get(name)
+        match given:
+            case [ast.Subscript() as row] if name not in self.source.parameters:
+                return row
+            case [ast.Call()] if name in self.source.memory:
+                return _memory_of(self.callees.program, self.source, name)
+        return None
 
     def behind(self, loop: ast.While, context: Box) -> Box:
         """Return what is known behind a loop: no more where the variable is that it counts in."""

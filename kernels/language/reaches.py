@@ -19,7 +19,7 @@ from numbridge.kernels.language.clashes import Clash, change_of, sharing
 from numbridge.kernels.language.comparisons import INVERSE, MIRRORED
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.index_boxes import Box, Operation, Span, Value, Variable, ends, moved, of_threads
-from numbridge.kernels.language.index_values import Callees, Given, Values, grid_size
+from numbridge.kernels.language.index_values import Callees, Given, Memory, Values, grid_size
 from numbridge.kernels.language.indexing import atomic_index, elements_of, moves_axes
 from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by, may_raise
 from numbridge.kernels.language.launch_sizes import (
@@ -476,20 +476,37 @@ class _Reading:
     def _changed(self, node: ast.stmt, context: Box) -> None:
         """Read a statement that changes an element as it finds it."""
         change = change_of(node, self.values.is_builtin)
-        found = None if change is None else self._element(change.element)
+        found = None if change is None else self._element_of(change.element)
         if change is None or found is None:
             return
-        name, index = found
-        memory = self.values.memory.get(name)
-        array = self.values.given.get(name) if memory is None else memory.name if memory.is_shared else None
+        name, index, meant = found
+        memory = meant if isinstance(meant, Memory) else None
+        array = meant if memory is None else memory.name if memory.is_shared else None
         values = [value for part in index if (value := self.values.value(part, context)) is not None]
-        if array is None or len(values) < len(index):
+        if not isinstance(array, str) or len(values) < len(index):
             return
+        is_whole = isinstance(change.element, ast.Name)
         by = None if change.by is None else [*self._values_in(change.by, context)]
-        said = self._text(name, index), change.way(self.source.labels), self.source.excerpt(node)
+        text = self._text(name, index) if index or not is_whole else self.source.labels.get(name, name)
+        said = text, change.way(self.source.labels), self.source.excerpt(node)
+        extents = None if memory is None else memory.extents
         for axis, needs in sharing(values, by, context, self.read.turns, is_shared=memory is not None):
             every = tuple(dict.fromkeys((*context.all_needs(), *needs)))
-            self.read.clashes.append(Clash(array, memory is not None, axis, every, *said))
+            shape = len(index) + 1 if is_whole else 0, extents
+            self.read.clashes.append(Clash(array, memory is not None, axis, every, *said, *shape))
+
+    def _element_of(self, node: ast.Subscript | ast.Name) -> tuple[str, list[ast.expr], str | Memory | None] | None:
+        """Return the name and index of what is changed, and the parameter or the memory that it is of."""
+        if isinstance(node, ast.Name):
+            whole = self.values.changed_whole(node.id)
+            if not isinstance(whole, ast.Subscript):
+                return node.id, [], whole
+            node = whole
+        found = self._element(node)
+        if found is None:
+            return None
+        meant = self.values.memory.get(found[0]) or self.values.given.get(found[0])
+        return *found, meant
 
     def _text(self, name: str, index: Sequence[ast.expr]) -> str:
         """Return an element as it is written."""

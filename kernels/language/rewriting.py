@@ -107,8 +107,9 @@ _LIMITS: dict[str | None, str] = {"a": "a", "a_min": "a_min", "a_max": "a_max", 
 _TEXT = "kernels make no text; print(...) takes text and numbers apart"
 _MEMORY = "kernels have no memory for that; take a tuple, a loop, or cuda.local.array for something to write into"
 _NOT_THERE = {
-    **dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT),
+    **dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct", "chr"), _TEXT),
     **dict.fromkeys(("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY),
+    "hash": "kernels hash nothing; write the arithmetic, as in (31 * a + b) % n",
     "reversed": "count down in a loop, as in range(n - 1, -1, -1)",
     "any": "write conditions with `or`, or a generator, any(... for ... in ...)",
     "all": "write conditions with `and`, or a generator, all(... for ... in ...)",
@@ -646,6 +647,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         """Let divisions take complex numbers, and write a thread's index as what it is."""
+        if isinstance(node.op, ast.Pow | ast.LShift):
+            self._refuse_wide(node)
         own = self._own_index(node)
         if own is not None:
             return own
@@ -655,6 +658,20 @@ class _Rewriter(ast.NodeTransformer):
         if not (self.writer.has_complex and isinstance(node.op, ast.Div)):
             return node
         return ast.Call(ast.Name("_nb_divide", ast.Load()), [node.left, node.right], [])
+
+    def _refuse_wide(self, node: ast.BinOp) -> None:
+        """Refuse a constant power or shift that no integer of 64 bits holds: compiled code would go on with its last bits."""
+        left, right = self.source.fold(node.left), self.source.fold(node.right)
+        is_power = isinstance(node.op, ast.Pow)
+        if type(left) is not int or type(right) is not int or right < 0 or left in ((0, 1, -1) if is_power else (0,)):
+            return
+        # Which is not computed where it would be endless
+        made = None if right > 64 else left**right if is_power else left << right
+        if made is None or not -(2**63) <= made < 2**64:
+            raise self.source.error(
+                node,
+                f"{ast.unparse(node)} does not fit into 64 bits; write it with floating-point numbers, as in 2.0 ** 70",
+            )
 
     def _own_index(self, node: ast.BinOp) -> ast.expr | None:
         """Return the thread's index for ``blockIdx.x * blockDim.x + threadIdx.x`` on the CPU, which need not divide for it."""
@@ -1121,7 +1138,7 @@ class _Rewriter(ast.NodeTransformer):
         values = [argument for argument, string in zip(node.args, strings, strict=True) if not string]
         numbers = ast.Call(ast.Name("_nb_numbers", ast.Load()), [ast.Tuple(values, ast.Load())], [])
         template = ast.Call(ast.Name("_nb_text", ast.Load()), [ast.Constant(json.dumps(pieces))], [])
-        return ast.Call(ast.Name("_nb_print", ast.Load()), [template, ast.Starred(numbers, ast.Load())], [])
+        return ast.Call(ast.Name("_nb_print", ast.Load()), [template, numbers], [])
 
     def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if node.keywords:

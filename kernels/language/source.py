@@ -16,6 +16,7 @@ import enum
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -93,13 +94,9 @@ def _parse(function: FunctionType, role: Role, file: list[str] | None) -> tuple[
     file = file_of(function) if file is None else file
     read = lines_of(code, file)
     if read is None:
-        remedy = (
-            "Python's own prompt keeps no source before Python 3.13; IPython's does"
-            if code.co_filename == "<stdin>"
-            else "What exec makes of a text must be compiled under a name of its own, compile(text, name, 'exec'), under which "
-            "it is entered before: linecache.cache[name] = len(text), None, text.splitlines(True), name"
+        raise KernelError(
+            f"the source of {where} cannot be read; it must be in a file or a notebook cell. {_remedy(code.co_filename)}"
         )
-        raise KernelError(f"the source of {where} cannot be read; it must be in a file or a notebook cell. {remedy}")
     lines, first = read
     if is_lambda and file is not None:
         lines, first = file, 1
@@ -114,6 +111,21 @@ def _parse(function: FunctionType, role: Role, file: list[str] | None) -> tuple[
         indented = lines[0][:1].isspace()
         ast.increment_lineno(definition, first - 1 - indented)
     return definition, first, lines
+
+
+def _remedy(filename: str) -> str:
+    """Return what to do where a file of this name has no source: it is none, or was not brought along."""
+    prompt = "Python's own prompt keeps no source before Python 3.13; IPython's does"
+    if filename in ("<stdin>", "<console>"):
+        is_new = sys.version_info >= (3, 13) and filename == "<stdin>"
+        return "What Python reads from standard input keeps no source; write a file" if is_new else prompt
+    if not filename.startswith("<"):
+        return "That file is not there: bring the .py along with the compiled code, which has no text"
+    command = "What follows `python -c` keeps its source from Python 3.13 on. " if filename == "<string>" else ""
+    return (
+        f"{command}What exec makes of a text must be compiled under a name of its own, compile(text, name, 'exec'), under which "
+        "it is entered before: linecache.cache[name] = len(text), None, text.splitlines(True), name"
+    )
 
 
 def _definition(lines: list[str]) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

@@ -19,14 +19,14 @@ decrease = external("Py_DecRef", types.void, intp)
 
 
 @native
-def show(template, address, count):
-    """Let Python print a line of `count` numbers; see `printing.print_line`."""
+def show(template, numbers):
+    """Let Python print a line of numbers, which lie behind their count; see `printing.print_line`."""
     if initialized() == 0:
         return
     gil, arguments = hold_gil(), stack(24)
     store_i64(arguments, 0, from_string(template))
-    store_i64(arguments, 8, from_int(address))
-    store_i64(arguments, 16, from_int(count))
+    store_i64(arguments, 8, from_int(numbers + 8))
+    store_i64(arguments, 16, from_int(load_i64(numbers, 0)))
     answer = call_with(printer(), arguments, 3, 0)
     if answer == 0:
         report(printer())

@@ -196,6 +196,7 @@ def deposit(x: nb.array[nb.vec3], cell: nb.array2d[nb.int32], mass: nb.array[flo
     nb.atomic_add(momentum, cell[i, 1], x[i])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("cells", [1, 2, 501])
 @pytest.mark.parametrize("offset", [0, 1, 2])

@@ -153,6 +153,7 @@ needs_more_digits = pytest.mark.skipif(
 )
 
 
+@pytest.mark.one_in(2)
 @needs_more_digits
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("fastmath", [False, True])
@@ -422,6 +423,7 @@ def orbit(x, y):
     y[i + j] = angle
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [newton, orbit, population, turns, diffusion])
 def test_loops_with_functions_run_in_lanes(function):
     values = [np.linspace(0.1, 2, 200), np.zeros(200)]

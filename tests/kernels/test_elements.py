@@ -220,6 +220,7 @@ def test_inverse_and_determinant_of_every_size(size):
     assert np.allclose(nb.inverse(kind(a[0])).numpy(), b[0]) and np.isclose(nb.determinant(kind(a[0])), d[0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_every_operation_is_the_same_in_python_and_in_kernels(name):
     assert _cases(name), "an operation that nothing tests"

@@ -20,7 +20,6 @@ from emulated_cuda import emulated_cuda
 from numbridge.kernels.adjoint.rules import RULES
 from numbridge.kernels.launch import launch
 from ptx_emulator.execution import BadAccessError
-from some_cases import some
 
 
 @pytest.fixture
@@ -70,19 +69,22 @@ def adjoints_on_both(device, kernel, dim, values, seed=3):
 
 
 # Their adjoints, which run most of a kernel again, are all there.
-@pytest.mark.parametrize("case", some(CASES, 2), ids=name_of)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_kernels(device, case):
     kernel, dim, *values = case
     on_both(device, kernel, dim, values)
 
 
-@pytest.mark.parametrize("case", some(CASES, 2, first=1), ids=name_of)
+@pytest.mark.one_in(3, first=1)
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_adjoints(device, case):
     kernel, dim, *values = case
     adjoints_on_both(device, kernel, dim, values)
 
 
-@pytest.mark.parametrize("number", some(range(8), 2))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("number", range(8))
 def test_random_programs(device, number):
     choices = random.Random(1000 + number)
     kernel, values = declared(Writer(choices.randrange).program()), arguments(number)
@@ -254,6 +256,7 @@ def test_vectors_and_matrices(device, scalar):
     assert not np.array_equal(made[1][3], given[0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", element_cases.CASES, ids=element_cases.name_of)
 def test_elements_and_loops_over_the_grid(device, case):
     element_cases.check(case, lambda values: (device.on_device(values), lambda: values))
@@ -375,7 +378,8 @@ def _calling(ufuncs):
     return declared("\n".join(lines) + "\n", np=np)
 
 
-@pytest.mark.parametrize("kind", some("fdFli", 2))
+@pytest.mark.one_in(3, first=1)
+@pytest.mark.parametrize("kind", "fdFli")
 def test_functions_of_numpy(device, kind):
     random = np.random.default_rng(8)
     x, z = random.uniform(0.1, 3, (2, 6)) if kind in "fdF" else random.integers(1, 9, (2, 6))

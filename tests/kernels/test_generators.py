@@ -134,6 +134,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_generators(function):
     random = np.random.default_rng(3)

@@ -371,6 +371,7 @@ def normal(*shape):
 N = 533
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kernel", "dim", "arguments"),
     [

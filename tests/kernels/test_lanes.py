@@ -16,7 +16,6 @@ import numbridge as nb
 from adjoint_programs import WIDTH, Writer, declared
 from lane_checks import TRIPS, Strided, both_ways, check, floats, gradients, integers, is_close, vectors, widths
 from numbridge.kernels.native.table_layout import GRAIN_PIECES
-from some_cases import some
 
 RECORD = np.dtype([("flag", np.uint8), ("x", np.float32), ("mass", np.float64), ("kind", np.int16)])
 TABLE = np.array([1.0, -2.0, 3.0], np.float32)
@@ -456,7 +455,8 @@ CASES = dict.fromkeys(OF_VECTORS, vectors) | {
 }
 
 
-@pytest.mark.parametrize(("function", "make"), some(CASES.items(), 2), ids=some([f.__name__ for f in CASES], 2))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("function", "make"), CASES.items(), ids=[f.__name__ for f in CASES])
 def test_together_threads_compute_what_each_computes_alone(function, make):
     check(function, make)
 
@@ -811,6 +811,7 @@ DIFFERENTIATED = dict.fromkeys((chain, uniform_breaks, long_recurrence, by_hand,
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("function", "make"), DIFFERENTIATED.items(), ids=[f.__name__ for f in DIFFERENTIATED])
 def test_gradients_are_those_of_threads_alone(function, make):
     kernel = nb.kernel(simd=True)(function)

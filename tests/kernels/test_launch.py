@@ -478,7 +478,9 @@ def test_recorded_launch():
     command.launch()
     assert y.tolist() == [6, 6, 6, 6, 5, 5, 5, 5]
     for wrong in (None, 3, np.zeros((3, 8)), {"x": x, "y": y, "a": 1.0}):  # rows are no arguments
-        with pytest.raises(NumbridgeTypeError, match="values is of type .*; it must be a list of the kernel's arguments"):
+        with pytest.raises(
+            NumbridgeTypeError, match=r"values is of type .*; it must be a list of the kernel's arguments"
+        ):
             command.set_params(wrong)
     with pytest.raises(NumbridgeValueError, match="none at 3"):
         command.set_param_at_index(3, 0)

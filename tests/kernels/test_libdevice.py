@@ -21,7 +21,6 @@ from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
-from some_cases import some
 
 NAMES = sorted(name.removeprefix("__nv_") for name in libdevicefuncs.functions)
 ROWS = 64
@@ -122,6 +121,7 @@ def check(names, rows, results, y, w, looser=1):
 GROUPS = [NAMES[k::6] for k in range(6)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
 @np.errstate(all="ignore")
 def test_values(names):
@@ -295,7 +295,8 @@ def test_derivatives(kind):
     )
 
 
-@pytest.mark.parametrize("kind", some(KINDS, 2))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("kind", KINDS)
 def test_derivatives_on_cuda(kind):
     # One of each kind: rounding in another direction has the same derivative.
     names = [name for name in names_of(kind) if not re.search(r"_r[nuz]$|^fast_(?!fdivide)", name)]

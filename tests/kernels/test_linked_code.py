@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from cuda import core
+from cuda.pathfinder import DynamicLibNotFoundError
 from numba import cuda
+from numba.cuda.cudadrv import nvrtc
 
 import numbridge as nb
 from numbridge.kernels.kernel import kernel
@@ -74,6 +77,26 @@ def test_what_cannot_be_linked(link, message):
     made = declared("wrong", link)
     with pytest.raises(nb.KernelError, match=message):
         cubin(made)
+
+
+@nb.kernel
+def without_a_toolkit(x, y):
+    i = nb.tid()
+    y[i] = x[i] + 2.0
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "library"), [(nvrtc, "get_arch_option", "nvrtc"), (core, "Linker", "nvJitLink")]
+)
+def test_a_toolkit_that_is_not_there_says_what_brings_it(module, name, library, monkeypatch):
+    def missing(*_, **__):
+        raise DynamicLibNotFoundError(f'Failure finding "lib{library}.so.13 or lib{library}.so.12": No such file')
+
+    # Its types are of nothing else, so that it is not compiled yet.
+    x = np.ones(3, np.float16 if module is nvrtc else np.complex64)
+    monkeypatch.setattr(module, name, missing)
+    with pytest.raises(nb.DeviceError, match=rf"'without_a_toolkit' is compiled for CUDA by lib{library}, .*cuda13"):
+        without_a_toolkit.cubin(x, x, capability=(9, 0))
 
 
 NOTHING = """

@@ -452,6 +452,11 @@ def made(statement, names=AROUND):
                 "x[i] = (y[i], 1.0)[y[i] > 0]",
             )
         ),
+        (
+            "x['a'] = y[i]",
+            "an index is an integer, and this is text, which names a field of a record; this array has none",
+        ),
+        ("x[i] = y['a']", "an index is an integer, and this is text"),
         # Names
         ("x[i] = y[i] * later; later = 2.0", "'later' is read here where nothing has been assigned to it yet"),
         ("v = nb.vec3(y[i]); v.xy = 1.0; x[i] = v[0]", "a vec3 has no part 'xy' that is assigned to; assign to comp"),
@@ -469,7 +474,10 @@ def made(statement, names=AROUND):
             "x[i] = BUFFER[0]",
             "a buffer of float32 from outside of the kernel is no constant of it; pass it as an argument",
         ),
-        ("x[i] = y[i] * 10**30", r"10{30} does not fit into 64 bits; write a floating-point number, as in 1e\+30"),
+        (
+            f"x[i] = y[i] * 1{'0' * 30}",
+            r"10{30} does not fit into 64 bits; write a floating-point number, as in 1e\+30",
+        ),
         ("held = Holding(); x[i] = held.x", "Holding is a class, of which kernels make no objects; pass the numbers"),
         (
             "x[i] = both(y[i], 1, (2, 3))",
@@ -510,6 +518,12 @@ def test_a_function_chosen_on_the_way_is_none_for_cuda():
         ("x[i] = cuda.laneid()", "cuda.laneid is a number, and is called here; leave the brackets out"),
         ("x[i] = cuda.threadIdx.x()", "cuda.threadIdx.x is a number, and is called here; leave the brackets out"),
         ("x[i] = NUMBERS[0]", "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
+        (
+            "x[i] = 2.0 * 2**70",
+            r"2 \*\* 70 does not fit into 64 bits; write it with floating-point numbers, as in 2.0 \*\* 70",
+        ),
+        ("n = 65; x[i] = (-2) ** n", r"\(?-2\)? \*\* n does not fit into 64 bits"),
+        ("x[i] = 1 << 10**9", "1 << 10 .* does not fit into 64 bits"),
         ("x[i] = max(y[i], default=1.0)", "max in a kernel takes numbers by position, and default came by name"),
         (
             "x[i] = sorted(y)[0]",
@@ -527,6 +541,8 @@ def test_a_function_chosen_on_the_way_is_none_for_cuda():
             "x[i] = all((y[i] > 0, i > 1))",
             r"all\(...\) cannot be called in a kernel: write conditions with `and`, or a generator, all\(",
         ),
+        ("x[i] = chr(65)", r"chr\(...\) cannot be called in a kernel: kernels make no text"),
+        ("x[i] = hash(i)", r"hash\(...\) cannot be called in a kernel: kernels hash nothing; write the arithmetic"),
         ("a = list(y)", r"list\(...\) cannot be called in a kernel: kernels have no memory"),
         *(
             (f"x[i] = np.clip({given})", r"np.clip\(a, a_min, a_max\) in a kernel takes a number and its limits")

@@ -213,6 +213,9 @@ def test_functions_without_a_source():
         nb.KernelError, match=r"fill \(<stdin>:2\) cannot be read.*prompt keeps no source before Python 3\.13"
     ):
         nb.kernel(made["fill"])
+    exec(compile(text, "gone.py", "exec"), made)
+    with pytest.raises(nb.KernelError, match=r"fill \(gone.py:2\) cannot be read.* not there: bring the .py along"):
+        nb.kernel(made["fill"])
     linecache.cache["<fill>"] = len(text), None, text.splitlines(True), "<fill>"
     exec(compile(text, "<fill>", "exec"), made)
     x = np.zeros(2)

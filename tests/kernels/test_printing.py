@@ -41,6 +41,17 @@ def test_each_kind_of_value(capsys):
 
 
 @nb.kernel
+def show_choices(x):
+    i = nb.tid()
+    print("at", i, x[i] if x[i] > 0 else 0.0, x[i] > 0 and x[i] < 3, i or 7, max(x[i], 1.0 if i else 2.0))
+
+
+def test_values_that_conditions_choose(capsys):
+    nb.launch(show_choices, 2, [np.array([-1.5, 2.5])])
+    assert capsys.readouterr().out.splitlines() == ["at 0 0.0 False 7 2.0", "at 1 2.5 True 1 2.5"]
+
+
+@nb.kernel
 def show(x):
     i = nb.tid()
     if i % 1000 == 0:

@@ -20,6 +20,7 @@ import numba
 import numpy as np
 import pytest
 
+from numbridge.command_line import cache_files
 from numbridge.kernels import object_cache
 from numbridge.kernels.config import config
 from numbridge.kernels.errors import NumbridgeError, NumbridgeWarning
@@ -364,6 +365,36 @@ def test_the_cache_folder_is_private(tmp_path, monkeypatch):
         object_cache.private_folder.cache_clear()
         folder = object_cache.cache_folder()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    finally:
+        monkeypatch.undo()
+        object_cache.private_folder.cache_clear()
+
+
+def test_without_a_home_code_lives_as_long_as_the_process(tmp_path, monkeypatch):
+    def homeless(_=None):
+        raise RuntimeError("Could not determine home directory.")
+
+    made = object_cache.Compiled((b"",), {"f": "f"}, (), {})
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("NUMBRIDGE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(config, "_kernel_cache_dir", None)
+    monkeypatch.setattr(Path, "home", homeless)
+    object_cache.private_folder.cache_clear()
+    try:
+        with pytest.warns(NumbridgeWarning, match="not kept: there is no home folder, .*_CACHE_DIR"):
+            object_cache.remember("1" * 32, made)
+        assert object_cache.stored("1" * 32) == made and not object_cache.is_kept(object_cache.cache_folder())
+        with pytest.raises(NumbridgeError, match="no folder that keeps compiled code"):
+            cache_files.contents()
+        # A folder that is named needs no home, but where its name begins with one.
+        monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path / "named"))
+        assert object_cache.cache_folder() == tmp_path / "named" and object_cache.is_kept(tmp_path / "named")
+        assert cache_files.contents()["files"] == 0
+        monkeypatch.setattr(Path, "expanduser", homeless)
+        with pytest.raises(
+            NumbridgeError, match=r"cache folder '~/it' .*a home that is not known; write the whole path"
+        ):
+            config.kernel_cache_dir = "~/it"
     finally:
         monkeypatch.undo()
         object_cache.private_folder.cache_clear()

@@ -336,6 +336,7 @@ def records(dtype: Any) -> Any:
     return made
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kernel", "dims", "arrays", "text", "lines"),
     [
@@ -447,6 +448,7 @@ def test_what_is_apart_or_the_same_is_no_race(kernel, dims, arrays):
 PARTICLE = np.dtype([("x", np.float32), ("p", [("x", np.float64), ("n", np.int16)]), ("v", np.float32, (3,))])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("annotation", "shape", "statement"),
     [

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from some_cases import some
-
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("first", some([0, 12], 2))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("first", [0, 12])
 def test_random_programs(first, run_python, tmp_path):
     # In a process of their own, whose kernels are compiled for the CPU alone.
     run_python(f"""

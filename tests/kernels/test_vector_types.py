@@ -22,6 +22,7 @@ def test_all_types_are_there():
     assert all(vector._fields == vector_types[name].attr_names for name, vector in VECTOR_TYPES.items())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scalar", SCALARS)
 def test_construction(scalar):
     v1, v2, v3, v4 = (f"cuda.{scalar}x{count}" for count in range(1, 5))

@@ -181,6 +181,7 @@ def differences(kernel, n, given, weights, step=1e-6):
         yield found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("kernel", "given"),

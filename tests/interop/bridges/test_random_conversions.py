@@ -22,7 +22,7 @@ import torch
 
 import numbridge as nb
 
-PROGRAMS = int(os.environ.get("NUMBRIDGE_CONVERSION_PROGRAMS", "150"))
+PROGRAMS = int(os.environ.get("NUMBRIDGE_CONVERSION_PROGRAMS", "80"))
 FRAMEWORKS = ("numpy", "torch", "paddle", "jax", "numbridge")
 DTYPES = tuple(map(np.dtype, ("f4", "f8", "i4", "i8", "u1", "?", "f2", "c8", "i2", ml_dtypes.bfloat16)))
 ALIGNMENT = 64

@@ -21,7 +21,7 @@ import numbridge as nb
 from fake_cuda import cuda_array, fake_cuda
 from numbridge.command_line import adjoint_work, cache_files, checks, comparison, cuda_work, drawing, pairs, timing
 from numbridge.command_line.adjoint_work import ADJOINTS
-from numbridge.command_line.app import main
+from numbridge.command_line.app import _beside, main
 from numbridge.command_line.information import information
 from numbridge.command_line.memory_work import Memory
 from numbridge.command_line.process_work import FirstLaunch
@@ -265,6 +265,14 @@ def test_bench_writes_what_it_measured(tmp_path):
     assert "wp.launch" in "".join(ET.parse(file.with_suffix(".svg")).getroot().itertext())
 
 
+def test_what_follows_a_point_in_the_name_of_the_output_is_part_of_it(tmp_path):
+    names = {"run-1.2": "run-1.2.svg", "run.json": "run.svg", "run.svg": "run.svg", "run": "run.svg"}
+    assert {name: _beside(Path(name), ".svg").name for name in names} == names
+    (tmp_path / "run-1.2.svg").mkdir()
+    done = program("bench", "-o", str(tmp_path / "run-1.2"), expected=2)
+    assert "run-1.2.svg" in done.stderr.replace("\n", "") and "is a folder" in done.stderr
+
+
 def test_bench_without_peers(tmp_path):
     hidden = ("warp", "tvm_ffi", "torch", "paddle", "jax")
     done = program("bench", "--quick", "--only", "1 ", "-o", str(tmp_path / "here"), hidden=hidden)
@@ -427,6 +435,11 @@ def test_a_bar_beside_the_contestants_loses_to_nobody():
     drawn = drawing.bars_svg(rows, "a & b", beside=("a part",))
     classes = [node.get("class") for node in ET.fromstring(drawn).iter() if node.tag.endswith("rect")]
     assert classes == ["paper", "ours", "theirs", "theirs", "lost", "theirs", "theirs"]
+
+
+def test_the_folder_that_takes_nothing_is_described(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert cache_files.described(str(tmp_path)) == f"{tmp_path}, which cannot be written to"
 
 
 def test_cache_lines_are_for_people():

@@ -93,6 +93,7 @@ def launched(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", MEASURED, ids=name_of)
 def test_gradients_to_second_order(launched, case):
     kernel, dim, *values = case

@@ -59,7 +59,7 @@ STRESS = """
 """
 
 
-@pytest.mark.parametrize(("layer", "functions"), [("tbb", 25), ("workqueue", 5)])
+@pytest.mark.parametrize(("layer", "functions"), [("tbb", 12), ("workqueue", 5)])
 def test_many_jitted_functions_beside_launches(run_python, tmp_path, monkeypatch, layer, functions):
     if layer != "tbb":
         monkeypatch.setenv("NUMBA_THREADING_LAYER", layer)

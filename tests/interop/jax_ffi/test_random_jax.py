@@ -16,7 +16,7 @@ from jax_kernels import Twins, kernels
 from jax_launches import IN_OUT, LaunchWriter, of_numbridge, of_the_twin
 from jax_programs import FORWARD, ON_DEVICES, REVERSE, SKIPPED, USES, JaxWriter, used
 
-PROGRAMS = int(os.environ.get("NUMBRIDGE_JAX_PROGRAMS", "10"))
+PROGRAMS = int(os.environ.get("NUMBRIDGE_JAX_PROGRAMS", "6"))
 # The first differences between numbers of a kernel and of its twin, which are rounded in another order, grow on the way.
 TOLERANCES = {np.float64: 1e-7, np.float32: 2e-3, np.float16: 0.02, jnp.bfloat16: 0.1}
 # The floating-point type of some of 16 programs, and whether JAX has types of 64 bits meanwhile

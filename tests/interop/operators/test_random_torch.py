@@ -19,7 +19,7 @@ from torch_programs import TORCH, TWINS
 
 # torch's own decompositions for forward mode are scripted when they are first needed.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-PROGRAMS = int(os.environ.get("NUMBRIDGE_TORCH_PROGRAMS", "24"))
+PROGRAMS = int(os.environ.get("NUMBRIDGE_TORCH_PROGRAMS", "12"))
 # What PyTorch raises where it does not have a combination itself
 OF_TORCH = RuntimeError, ValueError, TypeError, NotImplementedError, IndexError
 # What is refused, and an assertion of PyTorch's about views of what has a tangent of another layout

@@ -108,9 +108,9 @@ def test_waiting_by_warps_names(cupy):
 
 @pytest.mark.parametrize("call", [nb.wait_event, nb.synchronize_event, lambda event: nb.get_stream().wait_event(event)])
 def test_what_is_no_event_is_refused(cupy, call):
-    with pytest.raises(nb.NumbridgeTypeError, match="event is None; it must be an nb.Event"):
+    with pytest.raises(nb.NumbridgeTypeError, match=r"event is None; it must be an nb\.Event"):
         call(None)
-    with pytest.raises(nb.NumbridgeTypeError, match="event is 7; it must be an nb.Event"):
+    with pytest.raises(nb.NumbridgeTypeError, match=r"event is 7; it must be an nb\.Event"):
         nb.record_event(7)
     with pytest.raises(nb.NumbridgeTypeError, match="end_event is None"):
         nb.get_event_elapsed_time(nb.Event(enable_timing=True), None)

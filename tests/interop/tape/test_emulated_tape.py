@@ -35,6 +35,7 @@ def devices():
         yield emulation
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_gradients(devices, program):
     wanted, found = program("cpu"), program("cuda:0")

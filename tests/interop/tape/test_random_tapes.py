@@ -18,7 +18,7 @@ REFUSED = re.compile(
     "the parameters .* share memory, and the kernel writes|unless it is a copy .* that share no memory"
 )
 STEPS = 1e-6, 2.5e-7
-PROGRAMS = int(os.environ.get("NUMBRIDGE_TAPE_PROGRAMS", "80"))
+PROGRAMS = int(os.environ.get("NUMBRIDGE_TAPE_PROGRAMS", "50"))
 
 
 def given(values, leaves=(), retained=()):

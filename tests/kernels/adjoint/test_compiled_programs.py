@@ -15,7 +15,7 @@ import pytest
 from adjoint_as_python import float_arrays, run_adjoint
 from adjoint_programs import Writer, arguments, declared
 
-COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_ADJOINTS", "20").split(","), "0"][:2])
+COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_ADJOINTS", "12").split(","), "0"][:2])
 THREADS = 2
 
 

@@ -14,7 +14,6 @@ from numba import cuda, njit
 import numbridge as nb
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.errors import KernelError, NumbridgeTypeError
-from some_cases import some
 from written_kernels import made
 
 SIZE = 6
@@ -289,6 +288,7 @@ def adjoints(kernel, values, given, names=NAMES):
     return made
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kernel", CASES, ids=lambda k: k.name)
 def test_tangents_and_adjoints_against_differences(kernel):
     values = arguments()
@@ -304,6 +304,7 @@ def test_tangents_and_adjoints_against_differences(kernel):
     assert math.isclose(inner(found, moved), inner(given, tangents), rel_tol=1e-10)
 
 
+@pytest.mark.one_in(2, first=1)
 @pytest.mark.parametrize("kernel", CASES, ids=lambda k: k.name)
 def test_second_derivatives(kernel):
     """The adjoint of the tangent against differences of the adjoint."""
@@ -320,6 +321,7 @@ def test_second_derivatives(kernel):
         np.testing.assert_allclose(second, (a - b) / (2 * step), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kernel", [k for k in CASES if k is not own_memory], ids=lambda k: k.name)
 def test_single_precision(kernel):
     values = arguments(np.complex64)
@@ -330,7 +332,8 @@ def test_single_precision(kernel):
         np.testing.assert_allclose(narrow, exact, rtol=2e-3, atol=2e-3 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("kernel", some(CASES, 2), ids=lambda k: k.name)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("kernel", CASES, ids=lambda k: k.name)
 def test_both_compile_for_cuda(kernel):
     values = arguments()
     for derivative in (kernel.adjoint(NAMES), kernel.tangent(NAMES)):

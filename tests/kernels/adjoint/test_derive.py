@@ -27,6 +27,7 @@ from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_compiled_adjoint(case):
     declared, dim, *values = case

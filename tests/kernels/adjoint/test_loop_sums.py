@@ -86,6 +86,7 @@ def gradient(kernel, dim, x, *more, trips=N):
     return by_x
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dim", [3, N])
 @pytest.mark.parametrize(("kernel", "arguments"), CASES.items(), ids=[kernel.name for kernel in CASES])
 def test_gradients_against_differences(kernel, arguments, dim):

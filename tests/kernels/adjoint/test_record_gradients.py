@@ -211,6 +211,7 @@ def pushed(kernel, dim, values, direction):
     return flat(tangents)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].name)
 def test_every_field_of_the_gradient(case):
     kernel, dim, *values = case
@@ -402,6 +403,7 @@ def test_the_adjoint_reads_as_text():
 MODES = [(case, mode) for case in CASES for mode in ("adjoint", "tangent")]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "mode"), MODES, ids=lambda part: part if isinstance(part, str) else part[0].name)
 def test_derivatives_compile_for_cuda(case, mode):
     kernel, _, *values = case

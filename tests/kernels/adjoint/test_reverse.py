@@ -20,7 +20,7 @@ from adjoint_programs import Writer, arguments, declared
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
 
-PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "90"))
+PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "50"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)

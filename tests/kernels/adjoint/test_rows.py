@@ -83,6 +83,7 @@ def extremes(x, y, whole):
     whole[i, 0], whole[i, 1] = np.max(x), x.min()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int16, np.uint64, np.bool_])
 def test_extremes_are_those_of_numpy(dtype):
     x = np.array(SPECIAL[:1] if dtype in (np.int16, np.uint64) else SPECIAL)
@@ -102,6 +103,7 @@ def passing_over_nan(x, y):
     y[i, 4] = np.count_nonzero(x[i]) + 10 * np.count_nonzero(x)
 
 
+@pytest.mark.one_in(2, first=1)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int16, np.uint64, np.bool_])
 def test_nan_is_passed_over_and_what_is_not_zero_counted(dtype):
     x = np.array(SPECIAL[:1] if dtype in (np.int16, np.uint64) else [*SPECIAL, [math.nan, -math.inf, *[math.nan] * 3]])
@@ -155,6 +157,7 @@ def products(x, w, y):
     y[i, 2] = np.vdot(x[i], w[:, 2]) + x[i].dot(x[0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("of_x", "of_w"),
     [

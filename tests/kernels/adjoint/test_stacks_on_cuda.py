@@ -82,6 +82,7 @@ def on_both(device, kernel, dim, values, run=None, **tolerance):
 # Code
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
 @pytest.mark.parametrize("case", [c for c in CASES if c[0] in STACKED], ids=name_of)
 def test_both_kernels_compile(case, capability):

@@ -2,7 +2,7 @@
 
 import numbridge as nb
 
-__all__ = ["smooth_kernel"]
+__all__ = ["sign_kernel", "smooth_kernel"]
 
 
 @nb.func
@@ -15,3 +15,9 @@ def smooth_kernel(x: nb.array[float], weight: float, out: nb.array[float]) -> No
     i = nb.tid()
     n = x.shape[0]
     out[i] = x[i] + weight * (x[clamped(i - 1, n)] - 2.0 * x[i] + x[clamped(i + 1, n)])
+
+
+@nb.kernel
+def sign_kernel(x: nb.array2d[nb.float64], out: nb.array[nb.int64]) -> None:
+    i = nb.tid()
+    out[i] = nb.int64(1 if x[i, 0] > 0.0 else 0)
