@@ -36,7 +36,7 @@ from numbridge.kernels.readers import describe, expanded_text
 from numbridge.kernels.scalars import scalar_of
 from numbridge.kernels.watching import is_watched, watchers
 from numbridge.storage import cupy_memory, stream_order, strided
-from numbridge.storage.element_views import as_records, packed, refuse_records, regrouped, scalar_shape, unpacked
+from numbridge.storage.element_views import as_records, packed, regrouped, scalar_shape, unpacked
 from numbridge.storage.leases import lend
 from numbridge.storage.memory import allocate, array_class, element_of, native, row_of, wrap
 from numbridge.storage.memory_views import ViewedMemory
@@ -676,8 +676,10 @@ class Array:
         NumbridgeTypeError
             If `max_version` or `dl_device` is no pair of ints.
         """
-        refuse_records(self, "DLPack")
-        max_version, dl_device = pair("max_version", max_version), pair("dl_device", dl_device)
+        if type(max_version) is not tuple:
+            max_version = pair("max_version", max_version)
+        if dl_device is not None:
+            dl_device = pair("dl_device", dl_device)
         here = self.__dlpack_device__()
         if here[0] in (dl.CPU, dl.CUDA_HOST) and stream not in (None, -1):
             raise BufferAccessError(f"stream is {stream!r}, and the CPU has none; it must be None")

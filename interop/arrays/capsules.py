@@ -13,7 +13,7 @@ from numbridge.kernels.devices import get_devices
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
-from numbridge.storage.element_views import scalar_shape
+from numbridge.storage.element_views import refuse_records, scalar_shape
 from numbridge.storage.memory import native, row_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["copied_for", "legacy_capsule", "marked_copy", "pair", "prepare_for_consumers"]
 
+_ELEMENTS = 3 << nb.WORD_INNER  # of vectors, matrices and records
 # It holds a lock while it calls a deleter, as 3.3 does (`PaddleDeleterManager`), and the memory behind may be its own again.
 _LOCKING = "paddle"
 
@@ -43,8 +44,13 @@ def prepare_for_consumers(array: Array) -> None:
     ------
     BufferAccessError
         If a stride is negative: of such a tensor torch ends the process, and Paddle copies as many bytes as it has not.
+    ConversionError
+        If the array holds records, which DLPack does not have.
     """
-    if not native().word(array) & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
+    word = native().word(array)
+    if word & _ELEMENTS:
+        refuse_records(array, "DLPack")
+    if not word & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
         raise BufferAccessError(
             f"an Array with negative strides {array.strides} cannot be exported by DLPack, since not all consumers take it; "
             "array.clone() copies it, and NumPy shares it as np.asarray(array)"

@@ -15,7 +15,6 @@ from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.cuda_backend.cuda_driver import cuda_unavailable
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
-from numbridge.storage.element_views import refuse_records
 from numbridge.storage.memory import adopt, native, row_of, wrap
 
 __all__ = ["from_dlpack", "to_dlpack"]
@@ -101,6 +100,5 @@ def to_dlpack(array: Any) -> Any:
         If it holds records, which DLPack does not have.
     """
     found = array if isinstance(array, Array) else adopt(array)
-    refuse_records(found, "DLPack")
     prepare_for_consumers(found)
     return legacy_capsule(found)
