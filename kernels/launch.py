@@ -547,7 +547,7 @@ def _side_by_side(
 def _adjoint(kernel: Kernel, dim: Any, how: tuple[Any, ...], lists: tuple[Sequence[Any], ...]) -> Any:
     """Return what launches a kernel's adjoint, as `how` says, which are arguments of `geometry_of`; and its arguments."""
     direct = _direct()
-    derivative, arguments, copied = direct.adjoint_of(kernel, *lists)
+    derivative, arguments, copied = direct.adjoint_of(kernel, *lists, stream=how[2])
     plain = how == _UNASKED
     run = derivative.forall(dim) if plain else derivative.over(geometry_of(kernel, dim, *how))
     return direct.with_copies(derivative.name, run, copied, how[2]) if copied else run, arguments

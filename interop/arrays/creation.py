@@ -14,16 +14,17 @@ from typing import Any
 from numbridge.arrays.array import Array
 from numbridge.arrays.contents import copied, is_literal, is_traced
 from numbridge.kernels import readers, scalars
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of, has_gradient
-from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError, shown
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError, shown
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.watching import is_watched
 from numbridge.storage import cupy_memory
 from numbridge.storage.element_views import scalar_shape
 from numbridge.storage.memory import adopt, allocate, element_of, native, row_of
-from numbridge.streams.streams import ScopedStream, own_stream
+from numbridge.streams.streams import ScopedStream, check_place, own_stream
 
 __all__ = [
     "clone",
@@ -362,7 +363,9 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         except BufferAccessError as error:
             raise BufferAccessError(f"copy would write to dest: {error}") from None
     if is_literal(src):
-        source = copied(src, device=target.device)
+        # On the stream of the copy, where its memory is given back, too
+        with _on(stream, target.device):
+            source = copied(src, device=target.device)
     else:
         source = src if isinstance(src, Array) else adopt(src)
     numbers = dest_offset, src_offset, count
@@ -370,13 +373,18 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         if _is_partial(target, source, *numbers):
             target, source = _parts(target, source, *numbers)
         _check_shapes(target, source)
-    with _on(stream, target.device if target.device.is_cuda else source.device):
+    place = target.device if target.device.is_cuda else source.device
+    with _on(stream, place):
         is_pinned = target.__dlpack_device__()[0] == dl.CUDA_HOST
         # A tape is told of what `assign` does.
         if source.device.is_cuda and is_pinned and _alike(source, target) and not is_watched():
             cupy_memory.to_host(source, target.numpy())
         else:
             target.assign(source)
+        if stream is not None and place.is_cuda:
+            # Nobody else knows that they are used on this stream, and would give their memory to somebody else.
+            devices = cuda_driver.devices()
+            devices.keep(place.ordinal, devices.current_stream(place.ordinal), (target, source))
 
 
 def _same_numbers(target: Array, source: Array) -> bool:
@@ -398,10 +406,7 @@ def _on(stream: Any, device: Device) -> contextlib.AbstractContextManager[Any]:
     if stream is None or not device.is_cuda:
         return contextlib.nullcontext()
     own = own_stream(stream, device)
-    if own.device != device:
-        raise DeviceError(
-            f"copy: the stream lies on {own.device}, and the copy is that of {device}; pass a stream of that device"
-        )
+    check_place(own, device, "copy")
     return ScopedStream(own)
 
 

@@ -7,6 +7,7 @@ XLA error with the traceback's text. Nothing here is fast; that is what kernels 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import inspect
 import threading
@@ -200,10 +201,18 @@ def _call(frame: Frame, function: Function, context: CallContext) -> None:
     inputs = [lent(x, f"inputs[{k}]", lease, context, read_only=True) for k, x in enumerate(frame.inputs)]
     outputs = [lent(x, f"outputs[{k}]", lease, context, read_only=False) for k, x in enumerate(frame.outputs)]
     function(inputs, outputs, frame.attributes, context)
+    if context.stream is not None:
+        # What launches named the call's own stream for: XLA takes its memory back in the order of that.
+        cuda_driver.devices().let_go(context.device.ordinal, context.stream, functools.partial(_is_of, lease))
     del inputs, outputs
     watched = weakref.ref(lease)
     del lease
     check_returned(watched)
+
+
+def _is_of(lease: Lease, argument: Any) -> bool:
+    """Tell whether an argument is an Array of lent memory, or a view of one."""
+    return isinstance(argument, Array) and native().owner(argument._record) is lease
 
 
 class Lease:

@@ -1,9 +1,9 @@
 """Compiled: the handler of a plan on CUDA, which replays a CUDA graph of its launches.
 
-A graph holds addresses, so there is one for each set of buffers that XLA passes; as many as the plan's capacity says are kept for
-each device. The first execution on some buffers captures the launches on a stream of its own. When there is no room, the graph
-that was not used for the longest time is updated to these buffers: both have the same nodes. While XLA itself captures the
-stream, the launches go there as they are, into XLA's graph.
+A graph holds addresses and extents, so there is one for each set of buffers that XLA passes: batches of other sizes come at the
+same addresses, too. As many as the plan's capacity says are kept for each device. The first execution on some buffers captures
+the launches on a stream of its own. When there is no room, the graph that was not used for the longest time is updated to these
+buffers: both have the same nodes. While XLA itself captures the stream, the launches go there as they are, into XLA's graph.
 
 A graph must not be used by two threads at once, so all of this happens under the plan's lock, without the GIL and without
 calling Python. A graph that is in use by the device may be updated or destroyed: the driver lets what was launched finish.
@@ -24,6 +24,8 @@ from numbridge.jax_ffi.compiled import (
     args_size,
     buffer_at,
     buffer_data,
+    buffer_dims,
+    buffer_rank,
     find_code,
     is_answered,
     release_lock,
@@ -113,23 +115,55 @@ def launch_steps(frame, plan, stream, where):
 
 
 @inlined
-def address_of(frame, k):
-    """Return the address of a buffer, operands first."""
+def buffer_of(frame, k):
+    """Return a buffer, operands first."""
     operands = load_i64(frame, args_size)
     array = load_i64(frame, args_array) if k < operands else load_i64(frame, rets_array)
-    return load_i64(buffer_at(array, k if k < operands else k - operands), buffer_data)
+    return buffer_at(array, k if k < operands else k - operands)
 
 
-@inlined
+@native
 def fits(frame, graph, ordinal):
-    """Tell whether a graph is for this device and these buffers."""
-    count = load_i64(frame, args_size) + load_i64(frame, rets_size)
-    if load_i64(graph, nb.GRAPH_ORDINAL) != ordinal or load_i64(graph, nb.GRAPH_COUNT) != count:
+    """Tell whether a graph is for this device and these buffers: their addresses, and their extents, as launches have them."""
+    if load_i64(graph, nb.GRAPH_ORDINAL) != ordinal:
         return False
-    differences = 0
-    for k in range(count):
-        differences |= load_i64(graph, nb.GRAPH_ADDRESSES + 8 * k) ^ address_of(frame, k)
-    return differences == 0
+    known = graph + nb.GRAPH_BUFFERS
+    end = known + 8 * load_i64(graph, nb.GRAPH_COUNT)
+    for k in range(load_i64(frame, args_size) + load_i64(frame, rets_size)):
+        buffer = buffer_of(frame, k)
+        rank, dims = load_i64(buffer, buffer_rank), load_i64(buffer, buffer_dims)
+        if known + 16 + 8 * rank > end:
+            return False
+        differences = load_i64(known, 0) ^ load_i64(buffer, buffer_data) | load_i64(known, 8) ^ rank
+        for axis in range(rank):
+            differences |= load_i64(known, 16 + 8 * axis) ^ load_i64(dims, 8 * axis)
+        if differences != 0:
+            return False
+        known += 16 + 8 * rank
+    return known == end
+
+
+@native
+def count_words(frame):
+    """Return how many words the addresses, ranks and extents of the buffers take."""
+    count = 0
+    for k in range(load_i64(frame, args_size) + load_i64(frame, rets_size)):
+        count += 2 + load_i64(buffer_of(frame, k), buffer_rank)
+    return count
+
+
+@native
+def remember_buffers(frame, graph):
+    """Write the addresses, ranks and extents of the buffers into a graph, as `fits` reads them."""
+    target = graph + nb.GRAPH_BUFFERS
+    for k in range(load_i64(frame, args_size) + load_i64(frame, rets_size)):
+        buffer = buffer_of(frame, k)
+        rank, dims = load_i64(buffer, buffer_rank), load_i64(buffer, buffer_dims)
+        store_i64(target, 0, load_i64(buffer, buffer_data))
+        store_i64(target, 8, rank)
+        for axis in range(rank):
+            store_i64(target, 16 + 8 * axis, load_i64(dims, 8 * axis))
+        target += 16 + 8 * rank
 
 
 @inlined
@@ -214,8 +248,13 @@ def capture(frame, plan, where, captured):
 @native
 def instantiate(frame, graphs, ordinal, captured):
     """Make a CUgraph executable, and enter it in front of the list; return the outcome."""
-    count = load_i64(frame, args_size) + load_i64(frame, rets_size)
+    count = count_words(frame)
     graph, place = take_oldest(graphs, ordinal), stack(UPDATE_RESULT_SIZE)
+    if graph != 0 and load_i64(graph, nb.GRAPH_COUNT) != count:
+        # Of other buffers, whose extents it has no room for
+        call_one(load_i64(room(), nb.ROOM_EXEC_DESTROY), load_i64(graph, nb.GRAPH_EXEC))
+        release(graph)
+        graph = 0
     if graph != 0:
         executable = load_i64(graph, nb.GRAPH_EXEC)
         if call_three(load_i64(room(), nb.ROOM_EXEC_UPDATE), executable, captured, place) != 0:
@@ -226,12 +265,11 @@ def instantiate(frame, graphs, ordinal, captured):
         made = refused(call_three(load_i64(room(), nb.ROOM_INSTANTIATE), place, captured, 0))
         if made != nb.DONE:
             return made
-        graph = allocate(nb.GRAPH_ADDRESSES + 8 * count)
+        graph = allocate(nb.GRAPH_BUFFERS + 8 * count)
         store_i64(graph, nb.GRAPH_EXEC, load_i64(place, 0))
         store_i64(graph, nb.GRAPH_ORDINAL, ordinal)
         store_i64(graph, nb.GRAPH_COUNT, count)
-    for k in range(count):
-        store_i64(graph, nb.GRAPH_ADDRESSES + 8 * k, address_of(frame, k))
+    remember_buffers(frame, graph)
     put_first(graphs, graph)
     return nb.DONE
 

@@ -94,9 +94,10 @@ STEP_SIZE, STEP_ARGS, STEP_RETS, STEP_NAME, STEP_NAME_SIZE, STEP_WORDS, STEP_WOR
     56,
 )
 # The executable graphs of one plan: a lock, how many to keep for each device (-1: all), how many there are, and a list of them,
-# the one that was used last in front. A graph is good for one device and for the addresses of all the plan's buffers.
+# the one that was used last in front. A graph is good for one device, and for the addresses and extents of all the plan's
+# buffers: for each its address, its rank and its extents. GRAPH_COUNT counts these words.
 GRAPHS_LOCK, GRAPHS_CAPACITY, GRAPHS_COUNT, GRAPHS_HEAD, GRAPHS_SIZE = 16, 24, 32, 40, 48
-GRAPH_NEXT, GRAPH_ORDINAL, GRAPH_EXEC, GRAPH_COUNT, GRAPH_ADDRESSES = 0, 8, 16, 24, 32
+GRAPH_NEXT, GRAPH_ORDINAL, GRAPH_EXEC, GRAPH_COUNT, GRAPH_BUFFERS = 0, 8, 16, 24, 32
 
 # A call in progress, as the threads that share it see it
 CALL_RUN, CALL_BLOCK, CALL_BLOCK_SIZE, CALL_GEOMETRY, CALL_PER, CALL_TOTAL, CALL_GRAIN, CALL_FAILED = (

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable
 from numbridge.kernels.errors import DeviceError
 from numbridge.kernels.machine import capsule_pointer
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.readers import describe
 from numbridge.kernels.scalars import Scalar
 from numbridge.storage.element_views import scalar_shape, unpacked
 from numbridge.storage.memory import native, row_of, wrap
@@ -189,7 +191,14 @@ def assign(target: Array, key: Any, values: Any) -> None:
     row, module = row_of(target), cupy()
     given = [values] if isinstance(values, type(target)) else []
     with in_order(target, *given), module.cuda.Device(target.device.ordinal):
-        as_cupy(target)[key] = _there(values, row, target.device)
+        there = _there(values, row, target.device)
+        if _held and hasattr(there, "copy"):
+            # A graph reads it when it is launched. What overlaps CuPy would copy into memory that it gives back.
+            if given and share_memory(describe(target), describe(values)):
+                there = there.copy()
+            ordinal = target.device.ordinal
+            hold(ordinal, cuda_driver.devices().current_stream(ordinal), there)
+        as_cupy(target)[key] = there
 
 
 def _there(values: Any, row: Scalar, device: Device) -> Any:

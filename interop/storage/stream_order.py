@@ -7,7 +7,7 @@ any other on numbridge's, which is CuPy's; views of an array are used where it i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -15,8 +15,9 @@ from numbridge.kernels.cuda_backend.argument_streams import argument_stream
 
 if TYPE_CHECKING:
     from numbridge.arrays.array import Array
+    from numbridge.kernels.readers import Description
 
-__all__ = ["hand_over", "in_order", "producer_stream"]
+__all__ = ["hand_over", "in_order", "let_launch_wait", "producer_stream", "wait_for_launch"]
 
 
 def producer_stream(array: Array) -> int:
@@ -43,3 +44,24 @@ def in_order(*arrays: Any) -> Iterator[None]:
     yield
     for ordinal, stream, current in pairs:
         devices.order(ordinal, current, stream)
+
+
+def wait_for_launch(stream: int, arrays: Iterable[Description]) -> None:
+    """Let the current stream wait for what the stream of a launch on some arrays was given."""
+    ordinal = _ordinal(arrays)
+    if ordinal is not None:
+        devices = cuda_driver.devices()
+        devices.order(ordinal, stream, devices.current_stream(ordinal))
+
+
+def let_launch_wait(stream: int, arrays: Iterable[Description]) -> None:
+    """Let the stream of a launch on some arrays wait for what the current stream was given."""
+    ordinal = _ordinal(arrays)
+    if ordinal is not None:
+        devices = cuda_driver.devices()
+        devices.order(ordinal, devices.current_stream(ordinal), stream)
+
+
+def _ordinal(arrays: Iterable[Description]) -> int | None:
+    """Return on which device arrays lie; None if it is the CPU."""
+    return next((found.device_id for found in arrays if found.is_on_cuda), None)

@@ -14,7 +14,7 @@ from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.storage.cupy_memory import begin_holding, cupy, end_holding, hold
-from numbridge.streams.streams import ScopedStream, Stream, get_stream, own_stream
+from numbridge.streams.streams import ScopedStream, Stream, check_place, get_stream, own_stream
 
 __all__ = ["Graph", "ScopedCapture", "capture_begin", "capture_end", "capture_launch"]
 
@@ -33,10 +33,12 @@ class Graph:
     def launch(self, stream: Any = None) -> None:
         """Queue everything that was recorded on a stream: the current one by default."""
         own = get_stream(self.device) if stream is None else own_stream(stream, self.device)
+        check_place(own, self.device, "Graph.launch")
         with cupy().cuda.Device(self.device.ordinal):
             self._graph.launch(own._stream)
-        # The stream may itself be recorded.
+        # The stream may itself be recorded; else it runs what was recorded after this, when nobody may have the graph any more.
         hold(*_key(own), self._memory)
+        cuda_driver.devices().keep(*_key(own), (self._graph, self._memory))
 
     def __repr__(self) -> str:
         """Return the device."""
@@ -67,7 +69,7 @@ def capture_begin(
     Raises
     ------
     DeviceError
-        If it is the default stream, or nobody records it and `external` is true.
+        If it is the default stream, it is recorded already, or nobody records it and `external` is true.
     """
     _refuse_loading(force_module_load)
     own = get_stream(device) if stream is None else own_stream(stream)
@@ -84,8 +86,16 @@ def capture_begin(
             "capture_begin: the default stream cannot be recorded into a graph; make another current with nb.ScopedStream, "
             "or use nb.ScopedCapture"
         )
-    with cupy().cuda.Device(own.device.ordinal):
-        own._stream.begin_capture()
+    module = cupy()
+    with module.cuda.Device(own.device.ordinal):
+        try:
+            own._stream.begin_capture()
+        except module.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(
+                f"capture_begin: {own!r} cannot be recorded now: {error}; end what records it with nb.capture_end()"
+            ) from error
+    # Who recorded it before may have been left by an exception.
+    _external.discard(_key(own))
     begin_holding(*_key(own))
 
 
@@ -181,6 +191,8 @@ class ScopedCapture:
             self._stream = get_stream(place) if external else Stream(place)
         else:
             self._stream = own_stream(stream, place)
+            if device is not None:
+                check_place(self._stream, place, "ScopedCapture")
         # An event of a stream that is not recorded is nothing that a graph can wait for.
         self._scope = ScopedStream(self._stream, sync_enter=not external)
         self.graph: Graph | None = None

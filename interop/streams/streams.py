@@ -17,6 +17,7 @@ __all__ = [
     "Event",
     "ScopedStream",
     "Stream",
+    "check_place",
     "get_event_elapsed_time",
     "get_stream",
     "own_stream",
@@ -44,13 +45,26 @@ def _cuda_device(device: Device | str | None, what: str) -> Device:
     return found if found.is_cuda else get_device("cuda")
 
 
+def _place_of(stream: Any) -> Device | None:
+    """Return the device that another library's stream says it lies on, or None."""
+    # PyTorch's streams have a device with an index, CuPy's an ordinal (-1 for the current one), cuda.core's a device with an id.
+    given = getattr(stream, "device_index", getattr(stream, "device_id", None))
+    if given is None:
+        place = getattr(stream, "device", None)
+        given = (
+            place.ordinal if isinstance(place, Device) else getattr(place, "device_id", getattr(place, "index", None))
+        )
+    return Device("cuda", given) if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else None
+
+
 class Stream:
     """A CUDA stream: work in one runs in order, work in two may overlap.
 
     Parameters
     ----------
     device : Device or str, optional
-        The current CUDA device by default.
+        By default where `cuda_stream` says that it lies, by its ``device``, ``device_index`` or ``device_id``, else the current
+        CUDA device.
     priority : int
         Lower numbers run first, within the device's range.
     cuda_stream : object, optional
@@ -67,7 +81,7 @@ class Stream:
     """
 
     def __init__(self, device: Device | str | None = None, priority: int = 0, cuda_stream: Any = None) -> None:
-        self.device = _cuda_device(device, "nb.Stream")
+        self.device = _cuda_device(_place_of(cuda_stream) if device is None else device, "nb.Stream")
         self._source = cuda_stream
         cuda = cupy().cuda
         cuda_driver.devices().prepare(self.device.ordinal)
@@ -126,9 +140,9 @@ class Stream:
         """Let what the stream is given from now on wait for an event; returns at once."""
         self._stream.wait_event(_event(event)._event)
 
-    def wait_stream(self, other_stream: Stream, event: Event | None = None) -> None:
+    def wait_stream(self, other_stream: Any, event: Event | None = None) -> None:
         """Let what the stream is given from now on wait for what another one was given; returns at once."""
-        self.wait_event(other_stream.record_event(event))
+        self.wait_event(own_stream(other_stream).record_event(event))
 
     def __eq__(self, other: object) -> bool:
         """Compare handles and devices."""
@@ -230,7 +244,15 @@ def own_stream(stream: Any, device: Device | str | None = None) -> Stream:
         raise NumbridgeTypeError(
             "the stream is None; it must be an nb.Stream, another library's or a handle; nb.get_stream() is the current one"
         )
-    return stream if isinstance(stream, Stream) else Stream(device, cuda_stream=stream)
+    return stream if isinstance(stream, Stream) else Stream(_place_of(stream) or device, cuda_stream=stream)
+
+
+def check_place(stream: Stream, device: Device, what: str) -> None:
+    """Refuse a stream that lies on another device than what it is to do."""
+    if stream.device != device:
+        raise DeviceError(
+            f"{what}: the stream lies on {stream.device}, and this is work of {device}; pass a stream of that device"
+        )
 
 
 def _event(event: Any, name: str = "event") -> Event:
@@ -273,10 +295,12 @@ class ScopedStream:
         """Make the previous stream current again."""
         if self.stream is not None:
             previous = self._previous.pop()
-            if self.sync_exit:
-                _follow(previous, self.stream)
-            with cupy().cuda.Device(self.stream.device.ordinal):
-                previous._stream.use()
+            try:
+                if self.sync_exit:
+                    _follow(previous, self.stream)
+            finally:
+                with cupy().cuda.Device(self.stream.device.ordinal):
+                    previous._stream.use()
 
 
 def synchronize(device: Device | str | None = None) -> None:

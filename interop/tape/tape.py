@@ -36,6 +36,7 @@ from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.storage import cupy_memory
 from numbridge.storage.element_views import packed
 from numbridge.storage.memory import element_of, native, row_of
+from numbridge.storage.stream_order import let_launch_wait, wait_for_launch
 from numbridge.tape.adjoint_memory import AdjointMemory, clear
 from numbridge.tape.deposits import Gradients, deposit
 from numbridge.tape.places import Place, Places
@@ -171,6 +172,25 @@ class Tape:
         found: Sequence[Description],
     ) -> Callable[..., None] | None:
         """Prepare for a launch: keep what it overwrites and an adjoint needs; return what records it."""
+        stream: int | None = geometry.stream
+        # What a tape copies and looks at it does on the current stream.
+        if stream is not None:
+            wait_for_launch(stream, found)
+        record = self._launching(kernel, geometry, arguments, types, weak, found)
+        if stream is None:
+            return record
+        let_launch_wait(stream, found)
+        return None if record is None else functools.partial(_recorded_on, stream, found, record)
+
+    def _launching(
+        self,
+        kernel: Kernel,
+        geometry: Any,
+        arguments: Sequence[Any],
+        types: Sequence[ParameterType],
+        weak: str,
+        found: Sequence[Description],
+    ) -> Callable[..., None] | None:
         signature = signature_of(kernel, types, weak)
         self._contents.look_again()
         if not self._records():
@@ -768,6 +788,15 @@ class Tape:
         self.__init__(self._check_contents)  # type: ignore[misc]
         if self._thread is not None:
             watching.watch(self)
+
+
+def _recorded_on(
+    stream: int, found: Sequence[Description], record: Callable[..., None], *, has_raised: bool = False
+) -> None:
+    """Record a launch that has run on a stream of its own."""
+    wait_for_launch(stream, found)
+    record(has_raised=has_raised)
+    let_launch_wait(stream, found)
 
 
 def _touched(event: Event) -> Sequence[Place]:

@@ -22,6 +22,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.readers import describe, reader_of
 from numbridge.kernels.variant import variants_of
+from numbridge.storage.stream_order import let_launch_wait, wait_for_launch
 from numbridge.tape.adjoint_memory import AdjointMemory, Region
 from numbridge.tape.places import Place
 from numbridge.tape.remembered_contents import RememberedContents
@@ -220,13 +221,23 @@ def reverse_launch(event: LaunchEvent, memory: AdjointMemory, contents: Remember
             break
     else:
         return
+    stream: int | None = event.geometry.stream
+    found = [] if stream is None else [place.found for place in event.places]
+    if stream is not None:
+        wait_for_launch(stream, found)
     way = _check_unchanged(event, contents)
     try:
         sparing = _sparing(event, regions) if way == "apart" and memory.has_large else None
         if sparing is not None:
             reverse_sparingly(sparing, recipe.run(event.geometry, "sparing"), event, regions, memory)
         else:
-            recipe.run(event.geometry, way)(*event.arguments, *memory.parts(regions, event.places))
+            given, run = [*event.arguments, *memory.parts(regions, event.places)], recipe.run(event.geometry, way)
+            # All else is done on the current stream, and the adjoint runs on that of the launch.
+            if stream is not None:
+                let_launch_wait(stream, found)
+            run(*given)
+            if stream is not None:
+                wait_for_launch(stream, found)
     except BufferAccessError:
         _refuse_repeated(event)
         raise

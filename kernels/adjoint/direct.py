@@ -17,6 +17,7 @@ from numbridge.kernels.adjoint.derive import check_floats, derived
 from numbridge.kernels.adjoint.overlap import on_memory
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.cuda_backend.argument_streams import argument_stream
+from numbridge.kernels.cuda_backend.cuda_driver import devices
 from numbridge.kernels.cuda_backend.launch_memory import LaunchMemory
 from numbridge.kernels.element_types.element_arguments import element_flags, full_shape
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -44,11 +45,13 @@ def adjoint_of(
     outputs: Sequence[Any],
     adj_inputs: Sequence[Any],
     adj_outputs: Sequence[Any],
+    stream: int | None = None,
 ) -> tuple[Derivative, list[Any], list[int]]:
     """Return a kernel's adjoint, its arguments, and the places of those that it changes though they are the caller's.
 
     The adjoints are given side by side with the kernel's arguments. None stands for the argument's own gradient, if it is an
-    array that says it has one, and otherwise for no gradient.
+    array that says it has one, and otherwise for no gradient. The `stream` of the launch, if one was asked for, waits for what
+    was done to these.
     """
     arguments: Sequence[Any] = [*inputs, *outputs]
     given = [*filled("adj_inputs", adj_inputs, inputs), *filled("adj_outputs", adj_outputs, outputs)]
@@ -65,7 +68,7 @@ def adjoint_of(
     for parameter, argument, adjoint in zip(kernel.parameters, arguments, given, strict=True):
         if adjoint is not None:
             passed.append(parameter.name)
-        used = _own(argument) if adjoint is None else adjoint
+        used = _own(argument, stream) if adjoint is None else adjoint
         if used is not None:
             wanted.append(parameter.name)
             adjoints.append(used)
@@ -100,10 +103,14 @@ def _beside(parameter: Parameter, argument: Any, adjoint: Any) -> Iterable[Any]:
     return (leaf for one, other in pairs for leaf in _beside(parameter, one, other))
 
 
-def _own(argument: Any) -> Any:
+def _own(argument: Any, stream: int | None) -> Any:
     """Return an argument's own gradient, to which a launch adds where none is passed; None if it has none."""
-    gradient = getattr(type(argument), "__launch_gradient__", None)
-    return None if gradient is None else gradient(argument)
+    ask = getattr(type(argument), "__launch_gradient__", None)
+    gradient = None if ask is None else ask(argument)
+    if gradient is not None and stream is not None and (found := describe(gradient)).is_on_cuda:
+        # It may be zeros that were made just now, of which who orders the streams cannot know.
+        devices().order(found.device_id, argument_stream(gradient, found.device_id), stream)
+    return gradient
 
 
 def _known(kernel: Kernel, wanted: tuple[str, ...], passed: tuple[str, ...], arguments: Sequence[Any]) -> _Way:

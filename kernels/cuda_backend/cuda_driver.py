@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
+from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, shown
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import table_layout as nb
 
@@ -253,7 +253,7 @@ class CudaDevices:
         # How much dynamic shared memory each kernel may use on a device
         self._shared: dict[tuple[int, int], int] = {}
         # What launches on streams of the caller's choice use, until the event after each is reached; events to use again
-        self._kept: list[tuple[int, int, Any]] = []
+        self._kept: list[tuple[int, int, Any, int]] = []
         self._spare: dict[int, list[int]] = {}
         for offset, function in _PARTS.items():
             self._block[offset // 8] = found.address(function)
@@ -418,20 +418,29 @@ class CudaDevices:
             spare, context = self._spare.setdefault(ordinal, []), int(self._contexts[ordinal])
             event = spare.pop() if spare else self.driver.event(context)
             if self.driver.record(event, context, stream):
-                self._kept.append((ordinal, event, what))
+                self._kept.append((ordinal, event, what, stream))
             else:
                 spare.append(event)
+
+    def let_go(self, ordinal: int, stream: int, is_back: Callable[[Any], bool]) -> None:
+        """Keep those arguments of launches on a stream no longer that go back to an owner who uses them in its order."""
+        with _lock:
+            kept, self._kept = self._kept, []
+            for where, event, what, used in kept:
+                is_there = (where, used) == (ordinal, stream) and isinstance(what, tuple)
+                left = tuple(argument for argument in what if not is_back(argument)) if is_there else what
+                self._kept.append((where, event, left, used))
 
     def release(self) -> None:
         """Let go of what `keep` keeps and nothing on a device uses any more."""
         with _lock:
             # What is let go of, here or by the garbage collector at any time, may want something else to be kept.
             kept, self._kept = self._kept, []
-            for ordinal, event, what in kept:
+            for ordinal, event, what, stream in kept:
                 if self.driver.is_done(event):
                     self._spare[ordinal].append(event)
                 else:
-                    self._kept.append((ordinal, event, what))
+                    self._kept.append((ordinal, event, what, stream))
 
     def failed(self, kernel: str, code: int) -> NoReturn:
         """Raise the error of a CUresult that a launch gave."""
@@ -527,6 +536,8 @@ def handle_of(stream: Any) -> int:
         If it is nothing of the kind.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
+        if not -1 <= stream < 1 << 63:
+            raise NumbridgeTypeError(f"stream is {shown(stream)}, which is no handle of a stream")
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:

@@ -304,3 +304,18 @@ def test_a_callback_gets_arrays_on_the_stream_of_the_call(driver):
     assert launched.values([I64] * 22) == [*array(1, 10), *array(2, 10), *array(3, 10), 10]
     assert (launched.stream, launched.context) == (STREAM, CONTEXTS + ORDINAL)
     assert [call[0] for call in driver.calls] == ["push", "launch", "pop"]
+
+
+def test_a_callback_may_name_the_stream_of_its_call(driver):
+    """XLA takes its arrays back in the order of that stream, so nothing keeps them for a launch on it; on another one it does."""
+    made, streams = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)]), []
+
+    def function(inputs, outputs, attrs, ctx):
+        nb.launch(add, 10, [inputs[0], inputs[1][:], *outputs], stream=ctx.stream + streams[0])
+
+    nb.register_ffi_callback("test_named_stream", function)
+    handler = ctypes.cast(callback._handler(("test_named_stream", "CUDA")), ctypes.c_void_p).value
+    streams[:] = [0]
+    assert made.run(handler) == 0 and made.errors == [] and driver.launches[-1].stream == STREAM
+    streams[:] = [16]
+    assert made.run(handler) == 77 and "was kept beyond it" in made.errors[0][1]

@@ -373,6 +373,27 @@ def test_a_graph_that_cannot_be_updated_is_made_anew(driver, group):
     assert first_addresses(driver) == [4, 5, 6, 5] and len(driver.executables) == cache.size == 1
 
 
+def test_batches_of_other_sizes_have_graphs_of_their_own(driver, group):
+    """XLA's buffers of both may lie at the same addresses; a graph has the extents of one in its launches."""
+    batches = [groups_of(jax.vmap(replayed(steps)), jnp.zeros((rows, 10), jnp.float32))[0] for rows in (3, 5)]
+
+    def planned(found, cache):
+        return Planned(found, cache, *range(1, 1 + len(found.operands) + len(found.buffers)))
+
+    cache = GraphCache(3)
+    made = [planned(found, cache) for found in (*batches, group)]
+    assert ["instantiate" in each.replay(driver) for each in made] == [True] * 3
+    for each in (*made, *made):
+        assert each.replay(driver) == ["push", "graph", "pop"]
+    assert cache.size == len(driver.executables) == 3
+    # Where there is room for one, that of the other size is updated.
+    small = GraphCache(1)
+    one, other = (planned(found, small) for found in batches)
+    for each, way in ((one, "instantiate"), (other, "update"), (one, "update")):
+        assert way in each.replay(driver) and each.replay(driver) == ["push", "graph", "pop"]
+    assert small.size == 1
+
+
 def test_each_device_has_its_graphs(driver, group):
     cache = GraphCache(1)
     made = Planned(group, cache, 1, 2, 3)
@@ -477,7 +498,7 @@ def test_a_plan_of_another_process(driver, group):
     made.words[wl.PLAN_KEY // 8] ^= 0x5A5A
     assert made.replay(driver)[-2] == "graph"
     step = wl.PLAN_STEPS // 8
-    made.words[step + words[step + wl.STEP_WORDS // 8] // 8 + 1] ^= 1
+    made.words[step + words[step + wl.STEP_WORDS // 8] // 8 + 1] ^= 0x5A5A
     made.replay(driver)
     assert "kernel 'scale' under JAX: this program was made elsewhere" in made.errors[0][1]
 

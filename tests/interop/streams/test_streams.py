@@ -174,7 +174,7 @@ def test_a_copy_on_a_stream(cupy, monkeypatch):
         nb.copy(host, x, stream=nb.Stream("cuda:0"))
         assert during == [100, 101] and y.list() == [1.0, 2.0] and host.tolist() == [1.0, 2.0]
         assert cupy.noted == [("wait", 100, 7), ("use", 100), ("use", 7), ("wait", 101, 7), ("use", 101), ("use", 7)]
-        with pytest.raises(nb.DeviceError, match="copy: the stream lies on cuda:1, and the copy is that of cuda:0"):
+        with pytest.raises(nb.DeviceError, match="copy: the stream lies on cuda:1, and this is work of cuda:0"):
             nb.copy(y, x, stream=nb.Stream("cuda:1"))
 
 
