@@ -310,6 +310,8 @@ def synchronize(device: Device | str | None = None) -> None:
     ordinals = range(cuda_driver.driver_count()) if device is None else [get_device(device).ordinal]
     for ordinal in ordinals:
         cuda_driver.driver().synchronize(ordinal)
+    if ordinals:
+        cuda_driver.devices().release()
 
 
 def synchronize_device(device: Device | str | None = None) -> None:

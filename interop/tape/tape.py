@@ -170,27 +170,11 @@ class Tape:
         types: Sequence[ParameterType],
         weak: str,
         found: Sequence[Description],
+        is_in_order: bool = False,
     ) -> Callable[..., None] | None:
         """Prepare for a launch: keep what it overwrites and an adjoint needs; return what records it."""
-        stream: int | None = geometry.stream
-        # What a tape copies and looks at it does on the current stream.
-        if stream is not None:
-            wait_for_launch(stream, found)
-        record = self._launching(kernel, geometry, arguments, types, weak, found)
-        if stream is None:
-            return record
-        let_launch_wait(stream, found)
-        return None if record is None else functools.partial(_recorded_on, stream, found, record)
-
-    def _launching(
-        self,
-        kernel: Kernel,
-        geometry: Any,
-        arguments: Sequence[Any],
-        types: Sequence[ParameterType],
-        weak: str,
-        found: Sequence[Description],
-    ) -> Callable[..., None] | None:
+        if geometry.stream is not None and not is_in_order:
+            return self._launching_on(geometry.stream, kernel, geometry, arguments, types, weak, found)
         signature = signature_of(kernel, types, weak)
         self._contents.look_again()
         if not self._records():
@@ -224,6 +208,15 @@ class Tape:
                 if loaded is made or k in recipe.stored_again or share_memory(loaded.found, made.found):  # type: ignore[union-attr]
                     self._keep(event, k, {})
         return functools.partial(self._record, kernel, event, changed)
+
+    def _launching_on(self, stream: int, *launch: Any) -> Callable[..., None] | None:
+        """Prepare for a launch on a stream of its own: what a tape copies and looks at it does on the current one."""
+        found: Sequence[Description] = launch[-1]
+        wait_for_launch(stream, found)
+        kernel, geometry, arguments, types, weak, _ = launch
+        record = self.launching(kernel, geometry, arguments, types, weak, found, is_in_order=True)
+        let_launch_wait(stream, found)
+        return None if record is None else functools.partial(_recorded_on, stream, found, record)
 
     def _refuse_beneath(self, place: Place, by: str, *, is_unrecorded: bool = False) -> None:
         """Let no gradient pass what is about to be written to memory that carries some, as elements that have none."""
