@@ -51,7 +51,10 @@ def wait_for_launch(stream: int, arrays: Iterable[Description]) -> None:
     ordinal = _ordinal(arrays)
     if ordinal is not None:
         devices = cuda_driver.devices()
-        devices.order(ordinal, stream, devices.current_stream(ordinal))
+        current = devices.current_stream(ordinal)
+        # Where somebody's graph captures the launch, the current stream must not be drawn into that.
+        if not devices.is_outside_capture(ordinal, current, stream):
+            devices.order(ordinal, stream, current)
 
 
 def let_launch_wait(stream: int, arrays: Iterable[Description]) -> None:

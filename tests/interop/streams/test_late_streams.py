@@ -73,6 +73,16 @@ def test_what_a_tape_keeps_it_copies_before_the_launch_that_overwrites_it(late):
     assert x.grad.numpy().tolist() == (6 * X**5).tolist() and tape.kept_bytes == 16
 
 
+def test_a_launch_that_somebody_captures_draws_no_other_stream_into_the_graph(late):
+    x, y, own = leaf(), zeros(), nb.Stream("cuda:0")
+    late.run()
+    late.driver.capturing.add(own.cuda_stream)
+    late.driver.calls.clear()
+    with nb.Tape():
+        nb.launch(square, 4, [x, y], stream=own)
+    assert not [call for call in late.driver.calls if call[0] in ("record", "wait")]
+
+
 def test_a_gradient_that_a_launch_makes_is_there_before_it_is_added_to(late):
     x, y, own = nb.array(X, dtype=float, device="cuda:0", requires_grad=True), zeros(), nb.Stream("cuda:0")
     y.grad.fill_(1.0)
