@@ -7,7 +7,8 @@ numbridge has allocated while it was recorded, on that stream or on one that has
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -29,6 +30,8 @@ class Graph:
         self._graph = graph
         self.device = device
         self._memory = memory
+        self._streams: dict[int, Stream] = {}
+        self._end: weakref.finalize[..., Any] | None = None
 
     def launch(self, stream: Any = None) -> None:
         """Queue everything that was recorded on a stream: the current one by default."""
@@ -36,13 +39,28 @@ class Graph:
         check_place(own, self.device, "Graph.launch")
         with cupy().cuda.Device(self.device.ordinal):
             self._graph.launch(own._stream)
-        # The stream may itself be recorded; else it runs what was recorded after this, when nobody may have the graph any more.
+        # The stream may itself be recorded.
         hold(*_key(own), self._memory)
-        cuda_driver.devices().keep(*_key(own), (self._graph, self._memory))
+        devices = cuda_driver.devices()
+        if own.cuda_stream not in self._streams and not devices.is_capturing(*_key(own)):
+            self._streams[own.cuda_stream] = own
+            if self._end is None:
+                # What was recorded may run after this, when nobody has the graph any more.
+                given = devices, self.device.ordinal, self._streams, (self._graph, self._memory)
+                self._end = weakref.finalize(self, _keep_until_done, *given)
+                self._end.atexit = False
 
     def __repr__(self) -> str:
         """Return the device."""
         return f"<Graph on {self.device}>"
+
+
+def _keep_until_done(
+    devices: cuda_driver.CudaDevices, ordinal: int, streams: Mapping[int, Stream], what: tuple[Any, ...]
+) -> None:
+    """Keep what a graph uses that was dropped until the streams on which it was launched have done that."""
+    for handle in streams:
+        devices.keep(ordinal, handle, what)
 
 
 def capture_begin(

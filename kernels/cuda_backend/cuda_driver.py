@@ -436,10 +436,12 @@ class CudaDevices:
         with _lock:
             # What is let go of, here or by the garbage collector at any time, may want something else to be kept.
             kept, self._kept = self._kept, []
+            busy = set()  # streams: what is later in one is not done, either, and the driver need not be asked
             for ordinal, event, what, stream in kept:
-                if self.driver.is_done(event):
+                if (ordinal, stream) not in busy and self.driver.is_done(event):
                     self._spare[ordinal].append(event)
                 else:
+                    busy.add((ordinal, stream))
                     self._kept.append((ordinal, event, what, stream))
 
     def failed(self, kernel: str, code: int) -> NoReturn:
