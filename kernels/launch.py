@@ -31,7 +31,7 @@ from numbridge.kernels.language.source import Program
 from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, front, machine, open_fronts
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.readers import Description, describe, read_once
+from numbridge.kernels.readers import Description, cuda_ordinal, describe, read_once
 from numbridge.kernels.spread_table import SpreadTable
 from numbridge.kernels.taken_over import are_understood, taking_over
 from numbridge.kernels.variant import Variant, variants_of
@@ -186,8 +186,7 @@ class _Road:
             launcher(kernel, self.geometry)(*taken, **named)
             return
         self.launcher(*arguments, **named)
-        stream, ordinals = self.geometry.stream, (d.device_id for d in map(describe, arguments) if d.is_on_cuda)
-        ordinal = next(ordinals, None)
+        stream, ordinal = self.geometry.stream, cuda_ordinal(map(describe, arguments))
         if stream is not None and ordinal is not None:
             cuda_driver.devices().keep(ordinal, stream, arguments)
 

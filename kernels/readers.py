@@ -13,7 +13,7 @@ import math
 import numbers
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +37,7 @@ __all__ = [
     "array_text",
     "ask_stream",
     "capture",
+    "cuda_ordinal",
     "describe",
     "exchange_function",
     "expanded_text",
@@ -250,6 +251,11 @@ class Description:
     def has(self, bit: int) -> bool:
         """Tell whether a bit of the word is set."""
         return bool(self.word & bit)
+
+
+def cuda_ordinal(found: Iterable[Description]) -> int | None:
+    """Return on which CUDA device the first array lies that lies on one; None if all lie in host memory."""
+    return next((description.device_id for description in found if description.is_on_cuda), None)
 
 
 def array_text(found: Description) -> str:

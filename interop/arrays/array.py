@@ -676,8 +676,10 @@ class Array:
         NumbridgeTypeError
             If `max_version` or `dl_device` is no pair of ints.
         """
-        if type(max_version) is not tuple:
-            max_version = pair("max_version", max_version)
+        given: Any = max_version
+        # A plain pair is what consumers pass, and needs no look.
+        if not (type(given) is tuple and len(given) == 2 and type(given[0]) is int):
+            max_version = pair("max_version", given)
         if dl_device is not None:
             dl_device = pair("dl_device", dl_device)
         here = self.__dlpack_device__()

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["copied_for", "legacy_capsule", "marked_copy", "pair", "prepare_for_consumers"]
 
-_ELEMENTS = 3 << nb.WORD_INNER  # of vectors, matrices and records
 # It holds a lock while it calls a deleter, as 3.3 does (`PaddleDeleterManager`), and the memory behind may be its own again.
 _LOCKING = "paddle"
 
@@ -48,7 +47,7 @@ def prepare_for_consumers(array: Array) -> None:
         If the array holds records, which DLPack does not have.
     """
     word = native().word(array)
-    if word & _ELEMENTS:
+    if word & nb.ELEMENTS:
         refuse_records(array, "DLPack")
     if not word & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
         raise BufferAccessError(

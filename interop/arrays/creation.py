@@ -383,8 +383,7 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
             target.assign(source)
         if stream is not None and place.is_cuda:
             # Nobody else knows that they are used on this stream, and would give their memory to somebody else.
-            devices = cuda_driver.devices()
-            devices.keep(place.ordinal, devices.current_stream(place.ordinal), (target, source))
+            cuda_driver.devices().keep_here(place.ordinal, (target, source))
 
 
 def _same_numbers(target: Array, source: Array) -> bool:

@@ -249,16 +249,15 @@ def to_jax(array: Array | TracedArray) -> jax.Array:
         return source
     described = native().describe(array)
     word, ptr = described[0], described[1]
-    if word & _ELEMENTS:
+    if word & nb.ELEMENTS:
         refuse_records(array, "JAX")
-    tag = row_of(array).tag if word & _ELEMENTS else word & 0xFFFFFFFF
+    tag = row_of(array).tag if word & nb.ELEMENTS else word & 0xFFFFFFFF
     unproven = not word & nb.CONTIGUOUS or ptr % _ALIGNMENT or tag not in _shared
     if unproven or (tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64):
         _check_export(array, word, ptr)
     return _importer()(_export(array, word))
 
 
-_ELEMENTS = 3 << nb.WORD_INNER
 # The dtypes of which JAX has been seen to share memory of the layout that it asks for, and those of them that no setting of
 # JAX's would make it narrow.
 _shared: set[int] = set()

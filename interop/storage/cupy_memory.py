@@ -105,7 +105,7 @@ def allocate(extents: tuple[int, ...], row: Scalar, size: int, device: Device, *
         if zeroed and size:
             memory.memset_async(0, size)
     if _held:
-        hold(device.ordinal, cuda_driver.devices().current_stream(device.ordinal), memory)
+        _hold_here(device.ordinal, memory)
     address = int(memory.ptr)
     return wrap(native().new_record(memory, address, row.tag, dl.CUDA, device.ordinal, extents, None, 0))
 
@@ -125,6 +125,11 @@ def hold(ordinal: int, stream: int, kept: Any) -> None:
     # A stream that has joined a recording does not tell which.
     for held in [own] if own is not None else [*_held.values()]:
         held.append(kept)
+
+
+def _hold_here(ordinal: int, kept: Any) -> None:
+    """Hold something as long as the graph that records a device's current stream."""
+    hold(ordinal, cuda_driver.devices().current_stream(ordinal), kept)
 
 
 def end_holding(ordinal: int, stream: int) -> list[Any]:
@@ -196,8 +201,7 @@ def assign(target: Array, key: Any, values: Any) -> None:
             # A graph reads it when it is launched. What overlaps CuPy would copy into memory that it gives back.
             if given and share_memory(describe(target), describe(values)):
                 there = there.copy()
-            ordinal = target.device.ordinal
-            hold(ordinal, cuda_driver.devices().current_stream(ordinal), there)
+            _hold_here(target.device.ordinal, there)
         as_cupy(target)[key] = there
 
 
@@ -229,7 +233,7 @@ def _keep_while_copied(values: np.ndarray[Any, Any], device: Device) -> None:
     """Keep host memory alive, and out of its pool, while a device copies from or to it by itself."""
     devices = cuda_driver.devices()
     if devices.driver.is_page_locked(values.ctypes.data):
-        devices.keep(device.ordinal, devices.current_stream(device.ordinal), values)
+        devices.keep_here(device.ordinal, values)
 
 
 def to_host(array: Array, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
@@ -281,7 +285,7 @@ def _from_other(source: Any, here: int, there: int) -> Any:
         module.cuda.get_current_stream().wait_event(ready)
         made = module.empty(source.shape, source.dtype)
         made.data.copy_from_device_async(source.data, source.nbytes)
-        hold(there, cuda_driver.devices().current_stream(there), made)
+        _hold_here(there, made)
         done = module.cuda.get_current_stream().record()
     with module.cuda.Device(here):
         # The source's pool may hand its memory out again only after the copy.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.cuda_backend.argument_streams import argument_stream
+from numbridge.kernels.readers import cuda_ordinal
 
 if TYPE_CHECKING:
     from numbridge.arrays.array import Array
@@ -48,7 +49,7 @@ def in_order(*arrays: Any) -> Iterator[None]:
 
 def wait_for_launch(stream: int, arrays: Iterable[Description]) -> None:
     """Let the current stream wait for what the stream of a launch on some arrays was given."""
-    ordinal = _ordinal(arrays)
+    ordinal = cuda_ordinal(arrays)
     if ordinal is not None:
         devices = cuda_driver.devices()
         current = devices.current_stream(ordinal)
@@ -59,12 +60,7 @@ def wait_for_launch(stream: int, arrays: Iterable[Description]) -> None:
 
 def let_launch_wait(stream: int, arrays: Iterable[Description]) -> None:
     """Let the stream of a launch on some arrays wait for what the current stream was given."""
-    ordinal = _ordinal(arrays)
+    ordinal = cuda_ordinal(arrays)
     if ordinal is not None:
         devices = cuda_driver.devices()
         devices.order(ordinal, devices.current_stream(ordinal), stream)
-
-
-def _ordinal(arrays: Iterable[Description]) -> int | None:
-    """Return on which device arrays lie; None if it is the CPU."""
-    return next((found.device_id for found in arrays if found.is_on_cuda), None)

@@ -29,7 +29,7 @@ from numbridge.kernels.cuda_backend.launch_memory import LaunchMemory
 from numbridge.kernels.cuda_backend.stack_layout import GROUP
 from numbridge.kernels.geometry import Geometry
 from numbridge.kernels.launch import launcher
-from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.readers import Description, cuda_ordinal, describe
 from numbridge.kernels.variant import variants_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def _room(
 ) -> contextlib.AbstractContextManager[LaunchMemory]:
     """Return the memory of a launch, which may be told its stream; or refuse it, where it cannot wait."""
     assert plan.measured is not None
-    ordinal = next(d.device_id for d in found if d.is_on_cuda)
+    ordinal = cuda_ordinal(found)
+    assert ordinal is not None
     stream, others = launch_streams(arguments, found) if named is None else (named, [])
     if any(cuda_driver.devices().is_capturing(ordinal, each) for each in {stream, *others}):
         raise without_stacks(adjoint.name, plan.measured)

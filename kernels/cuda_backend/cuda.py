@@ -53,9 +53,10 @@ _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 # The head of a kernel in PTX: its name, and its parameters
 _ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(([^)]*)\)")
 _PARAMETER = re.compile(r"([\w$]+)(?:\[\d+\])?\s*$")
-# nvJitLink's refusal of PTX that is newer than it
+# What of the toolkit is not found, and how much shared memory there is
 _LIBRARY = re.compile(r"libnv\w+")
 _SHARED = re.compile(r"too much shared data \((0x[0-9a-f]+) bytes, (0x[0-9a-f]+) max\)")
+# nvJitLink's refusal of PTX that is newer than it
 _VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
 # Of what numba.cuda allocates arrays with, which needs a runtime on the device
 _ALLOCATES = "Undefined reference to 'NRT_"

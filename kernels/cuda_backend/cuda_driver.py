@@ -422,6 +422,10 @@ class CudaDevices:
             else:
                 spare.append(event)
 
+    def keep_here(self, ordinal: int, what: Any) -> None:
+        """Keep objects alive until the current stream of our own arrays has done what it was given."""
+        self.keep(ordinal, self.current_stream(ordinal), what)
+
     def let_go(self, ordinal: int, stream: int, is_back: Callable[[Any], bool]) -> None:
         """Keep those arguments of launches on a stream no longer that go back to an owner who uses them in its order."""
         with _lock:
@@ -436,12 +440,10 @@ class CudaDevices:
         with _lock:
             # What is let go of, here or by the garbage collector at any time, may want something else to be kept.
             kept, self._kept = self._kept, []
-            busy = set()  # streams: what is later in one is not done, either, and the driver need not be asked
             for ordinal, event, what, stream in kept:
-                if (ordinal, stream) not in busy and self.driver.is_done(event):
+                if self.driver.is_done(event):
                     self._spare[ordinal].append(event)
                 else:
-                    busy.add((ordinal, stream))
                     self._kept.append((ordinal, event, what, stream))
 
     def failed(self, kernel: str, code: int) -> NoReturn:

@@ -108,6 +108,7 @@ CLASS_MASK = 7
 # Of vectors and matrices, the tag has the element type's number (from ELEMENT on) where DLPack has the lanes, ndim does not
 # count the element's own dimensions, and WORD_INNER (2 bits) says how many those are.
 WORD_ELEMENT, ELEMENT, WORD_INNER = 16, 1 << 15, 54
+ELEMENTS = 3 << WORD_INNER  # what is not zero for vectors, matrices and records
 CONTIGUOUS, READ_ONLY, REPEATED, MISALIGNED = 1 << 44, 1 << 45, 1 << 46, 1 << 47
 UNSURE, TOO_BIG, STRONG, GUARDED, IMMUTABLE, PINNED = 1 << 48, 1 << 49, 1 << 50, 1 << 51, 1 << 52, 1 << 53
 # Of a tensor with autograd state, which may be just past.

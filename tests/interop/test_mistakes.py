@@ -402,6 +402,8 @@ def test_integers_of_many_digits_are_told_by_their_size(call):
         (lambda a: nb.array(ptr=a.ptr, shape=1, strides=("a",)), r"strides are \('a',\); they must be ints"),
         (lambda a: a.transpose(1.0, 0), r"axes are \(1\.0, 0\); they must be ints"),
         (lambda a: a.__dlpack__(max_version=1), "max_version is 1; it must be a pair of ints"),
+        (lambda a: a.__dlpack__(max_version=("a", 0)), r"max_version is \('a', 0\); it must be a pair of ints"),
+        (lambda a: a.__dlpack__(max_version=()), r"max_version is \(\); it must be a pair of ints"),
         (lambda a: a.__dlpack__(dl_device=5), "dl_device is 5; it must be a pair of ints"),
         (lambda a: nb.zeros((2**40, 2**40, 0)), "too large to address"),
         (lambda a: nb.array([torch.ones(2, requires_grad=True)]), r"data cannot become an array: .*requires grad"),
